@@ -21,11 +21,11 @@ from bitnet.core.engine.engine import Engine, Result
 from bitnet.core.engine.rounds import Rounds
 from bitnet.core.engine.scheduler import Plan
 from bitnet.core.hal import Step
-from bitnet.server.app import App
-from bitnet.server.connection import Connection
-from bitnet.server.host import Host
-from bitnet.server.serve import IDLE_SECONDS
-from bitnet.server.service import Service, Settings, Source
+from bitnet.server.http.app import App
+from bitnet.server.http.connection import Connection
+from bitnet.server.http.listening import IDLE_SECONDS
+from bitnet.server.models.host import Host
+from bitnet.server.models.service import Service, Settings, Source
 
 MAX_SEQS = 4
 Script = Callable[[str], str]

@@ -20,7 +20,7 @@ from click.testing import CliRunner
 
 from bitnet.core import Model
 from bitnet.core.errors import BitNetError, DeviceLostError
-from bitnet.server.bench_serve import bench_serve
+from bitnet.server.commands.bench_serve import bench_serve
 
 STEP = 0.05
 """Seconds that a scripted step takes: as long as bursts may, so that each step gives one token."""

@@ -15,10 +15,18 @@ from typing import Any
 import pytest
 
 from bitnet.core import Model
-from bitnet.server import bounded_json
-from bitnet.server.bodies import BODIES, SMALL
-from bitnet.server.bounded_json import MAX_DEPTH, MAX_DIGITS, MAX_ENTRIES, MAX_ITEMS, STRIDE, Count, TooComplexError
-from bitnet.server.fields import MAX_LENGTH
+from bitnet.server.request import bounded_json
+from bitnet.server.request.bodies import BODIES, SMALL
+from bitnet.server.request.bounded_json import (
+    MAX_DEPTH,
+    MAX_DIGITS,
+    MAX_ENTRIES,
+    MAX_ITEMS,
+    STRIDE,
+    Count,
+    TooComplexError,
+)
+from bitnet.server.request.fields import MAX_LENGTH
 from bombs.bodies import SHAPES, Shape
 from bombs.live import Live, serving
 

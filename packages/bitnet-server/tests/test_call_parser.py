@@ -8,8 +8,8 @@ from typing import Any
 
 from jiter import from_json
 
-from bitnet.server.partial_json import complete_part
-from bitnet.server.tool_calls import CallParser, Text
+from bitnet.server.chat.partial_json import complete_part
+from bitnet.server.chat.tool_calls import CallParser, Text
 
 
 def test_text_around_calls_and_what_only_looks_like_one() -> None:

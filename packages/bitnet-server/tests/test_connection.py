@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from bitnet.core import Model
-from bitnet.server import connection
+from bitnet.server.http import connection
 
 GET = b"GET /health HTTP/1.1\r\nHost: localhost\r\n"
 

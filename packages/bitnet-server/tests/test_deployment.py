@@ -22,7 +22,7 @@ import pytest
 import yaml
 
 from bitnet.core import Model
-from bitnet.server.cli import serve
+from bitnet.server.commands.serve import serve
 
 ROOT = Path(__file__).resolve().parents[3]
 DOCKERFILE = ROOT / "Dockerfile"

@@ -16,9 +16,9 @@ import pytest
 
 from bitnet.core import Model
 from bitnet.core.support.helper import Limits
-from bitnet.server import host, structured
-from bitnet.server.forms import matchers
+from bitnet.server.forms import matchers, structured
 from bitnet.server.forms.matchers import FormError, Matcher, Matchers, Source
+from bitnet.server.models import host
 
 posix = pytest.mark.skipif(sys.platform == "win32", reason="processes are ended by signals")
 DIGITS = Source("regex", r"\d{40}")

@@ -12,8 +12,8 @@ from openai.types import completion_create_params
 from openai.types.chat import completion_create_params as chat_params
 from openai.types.responses import response_create_params
 
-from bitnet.server import known_fields
-from bitnet.server.known_fields import Known
+from bitnet.server.api import known_fields
+from bitnet.server.api.known_fields import Known
 
 VLLM = set(
     """

@@ -37,8 +37,8 @@ from bitnet.core.errors import DeviceLostError, OutOfMemoryError
 from bitnet.core.model.default import default_model_path
 from bitnet.core.text import sandbox
 from bitnet.core.text.sandbox.pool import HELPERS
-from bitnet.server.host import HOST_THREADS
-from bitnet.server.service import Source
+from bitnet.server.models.host import HOST_THREADS
+from bitnet.server.models.service import Source
 
 HERE = (
     "packages/bitnet-server/src",

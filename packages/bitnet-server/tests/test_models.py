@@ -22,8 +22,8 @@ import pytest
 from bitnet.core import Model, load_model
 from bitnet.core.errors import BitNetError, DeviceLostError
 from bitnet.core.model.default import default_model_path
-from bitnet.server import host
-from bitnet.server.service import Source
+from bitnet.server.models import host
+from bitnet.server.models.service import Source
 
 ASK: dict[str, Any] = {"messages": [{"role": "user", "content": "go"}], "temperature": 0}
 HERE = ("packages/bitnet-server",)
@@ -237,7 +237,7 @@ def test_a_model_that_was_closed_is_freed_at_once(
     file: Path, running: Any, scripted: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its file stays mapped, and its tokenizer in memory, until nothing refers to it: no cycle may."""
-    monkeypatch.setattr("bitnet.server.host.set_aside", lambda: None)  # which would free cycles
+    monkeypatch.setattr("bitnet.server.models.host.set_aside", lambda: None)  # which would free cycles
     made: list[weakref.ref[Model]] = []
 
     def load() -> Model:

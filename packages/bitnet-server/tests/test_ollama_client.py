@@ -12,8 +12,8 @@ import pytest
 
 from bitnet.core import Model, __version__, load_model
 from bitnet.core.gguf import GGUFFile
-from bitnet.server.model_facts import parameter_size
-from bitnet.server.service import Source
+from bitnet.server.models.facts import parameter_size
+from bitnet.server.models.service import Source
 
 QUESTION: Any = {"role": "user", "content": "What is 17 + 25?"}
 GREEDY = {"temperature": 0}

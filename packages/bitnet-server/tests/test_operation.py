@@ -15,7 +15,7 @@ import pytest
 from bitnet.core import Model, load_model
 from bitnet.core.cpu.backend import BACKEND
 from bitnet.core.errors import DeviceLostError
-from bitnet.server import call
+from bitnet.server.request import call
 
 LONG = "word " * 400
 HERE = ("packages/bitnet-server",)
@@ -203,7 +203,7 @@ def test_a_server_that_ends_refuses_and_tells_why(script_model: Model, running: 
         server.host.draining = True
         assert server.chat().status_code == 503
         assert server.client.get("/health/ready").json() == {"status": "shutting down"}
-        from bitnet.server.errors import RequestError
+        from bitnet.server.request.errors import RequestError
 
         server.host.end_all(RequestError(503, "The server is shutting down."))
         assert "The server is shutting down." in streamed.result().text

@@ -8,7 +8,7 @@ import pytest
 
 from bitnet.core import Model
 from bitnet.core.errors import BitNetError, InvalidInputError
-from bitnet.server.ps import _ask
+from bitnet.server.commands.ps import _ask
 
 
 def test_a_key_of_any_script_is_sent(demo_model: Model, running: Any) -> None:

@@ -20,10 +20,10 @@ import pytest
 from bitnet.core import Model
 from bitnet.core.errors import InvalidInputError
 from bitnet.core.text.chat import ChatTemplate
-from bitnet.server import devices_page
-from bitnet.server.app import ENDPOINTS, access
-from bitnet.server.cli import serve
-from bitnet.server.service import Settings
+from bitnet.server.api import devices
+from bitnet.server.commands.serve import serve
+from bitnet.server.http.app import ENDPOINTS, access
+from bitnet.server.models.service import Settings
 
 KEYS = ("first-key", "zweiter-schlüssel")
 
@@ -35,7 +35,7 @@ def locked(demo_model: Model, running: Any) -> Any:
 
 
 def test_every_path_asks_for_a_key(locked: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(devices_page, "look", lambda: ([], []))  # which starts every driver there is
+    monkeypatch.setattr(devices, "look", lambda: ([], []))  # which starts every driver there is
     public = {"/health", "/health/ready", "/health/live", "/", "/assets/{path:path}"}
     paths = [(e.path, method) for e in ENDPOINTS for method in e.methods] + [("/nothing", "GET"), ("/v1/x", "POST")]
     for path, method in paths:
@@ -257,7 +257,7 @@ def test_pages_of_other_sites_start_no_work(
         looks.append(1)
         return [], {}
 
-    monkeypatch.setattr(devices_page, "look", look)
+    monkeypatch.setattr(devices, "look", look)
     made, allowed = FROM[sender]
     with running(demo_model) as server:
         headers = {name: value.format(url=server.url) for name, value in made.items()}

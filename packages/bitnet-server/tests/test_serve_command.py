@@ -21,7 +21,7 @@ import pytest
 from click.testing import CliRunner
 
 from bitnet.core.model.default import default_model_path
-from bitnet.server.cli import serve as serve_command
+from bitnet.server.commands.serve import serve as serve_command
 
 BITNET = [sys.executable, "-m", "bitnet.core"]
 STORY: dict[str, Any] = {"prompt": "Once upon a time", "max_tokens": 900, "ignore_eos": True, "stream": True}
@@ -246,7 +246,7 @@ EMPTY = [("--root-path", "/ü"), ("--host", ""), ("--alias", ""), ("--api-key", 
 def test_what_cannot_be_meant_is_said_before_a_model_is_loaded(
     words: tuple[str, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("bitnet.server.serve.serve_models", lambda *_: pytest.fail("it would serve"))
+    monkeypatch.setattr("bitnet.server.http.listening.serve_models", lambda *_: pytest.fail("it would serve"))
     done = CliRunner().invoke(serve_command, words)
     assert done.exit_code == 2, done.output
     assert "Error: " in done.output
@@ -269,7 +269,7 @@ def test_a_model_from_the_hub_goes_by_its_repositorys_name(
     file = shutil.copy(default_model_path(), tmp_path / "model-i2_s.gguf")
     monkeypatch.setattr("bitnet.core.hub.local_path", lambda *_, **__: Path(file))
     served: list[Any] = []
-    monkeypatch.setattr("bitnet.server.serve.serve_models", lambda sources, *_: served.extend(sources))
+    monkeypatch.setattr("bitnet.server.http.listening.serve_models", lambda sources, *_: served.extend(sources))
     done = CliRunner().invoke(serve_command, words)
     assert done.exit_code == 0, done.output
     assert [source.names for source in served] == names

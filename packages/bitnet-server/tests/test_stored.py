@@ -9,7 +9,7 @@ import openai
 import pytest
 
 from bitnet.core import Model
-from bitnet.server import stored
+from bitnet.server.models import stored
 
 KEY = b"key"
 
@@ -67,7 +67,7 @@ def test_calls_are_part_of_what_is_stored(script_model: Model, running: Any, scr
 
 def test_count_size_and_age_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     clock = [100.0]
-    monkeypatch.setattr("bitnet.server.stored.time.monotonic", lambda: clock[0])
+    monkeypatch.setattr("bitnet.server.models.stored.time.monotonic", lambda: clock[0])
     kept = stored.Stored(3)
     for i in range(5):
         kept.put(KEY, {"id": f"r{i}"}, [])

@@ -15,10 +15,10 @@ import pytest
 from pydantic import BaseModel
 
 from bitnet.core import Model
-from bitnet.server import structured
+from bitnet.server.forms import structured
 from bitnet.server.forms.matchers import Matcher
 
-HERE = "packages/bitnet-server/src/bitnet/server/structured.py"
+HERE = "packages/bitnet-server/src/bitnet/server/forms/structured.py"
 
 
 ENDED = 0.86

@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from bitnet.core import Model
-    from bitnet.server.app import App
-    from bitnet.server.service import Settings
+    from bitnet.server.http.app import App
+    from bitnet.server.models.service import Settings
 
 __all__ = ["Settings", "create_app"]
 
@@ -26,9 +26,9 @@ def create_app(model: Model, settings: Settings | None = None) -> App:
     Args:
         model: The caller must close it.
     """
-    from bitnet.server.app import App
-    from bitnet.server.host import Host
-    from bitnet.server.service import Settings, Source
+    from bitnet.server.http.app import App
+    from bitnet.server.models.host import Host
+    from bitnet.server.models.service import Settings, Source
 
     settings = settings or Settings()
     host = Host([Source(settings.names or (model.path.stem,), model.path, lambda: model, reloads=False)], settings)
@@ -38,7 +38,7 @@ def create_app(model: Model, settings: Settings | None = None) -> App:
 
 def __getattr__(name: str) -> Any:
     if name == "Settings":
-        from bitnet.server.service import Settings
+        from bitnet.server.models.service import Settings
 
         return Settings
     raise AttributeError(f"module 'bitnet.server' has no attribute {name!r}")

@@ -1,0 +1,240 @@
+"""Anthropic's ``/v1/messages`` and ``/v1/messages/count_tokens``."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Iterable
+from typing import Any
+
+from bitnet.core import Chunk, Completion
+from bitnet.server.api.known_fields import MESSAGES
+from bitnet.server.chat.messages import content_parts, content_text, part_text
+from bitnet.server.chat.partial_json import complete_part
+from bitnet.server.chat.prompt import PLAIN, ChatPrompt, check_continued
+from bitnet.server.chat.tool_calls import Arguments, Begin, Event, Text, ToolCall
+from bitnet.server.chat.tools import Tools, anthropic_tools, function_call, only_form
+from bitnet.server.forms.structured import Form, format_of
+from bitnet.server.forms.structured import checked as checked_form
+from bitnet.server.generation.job import SSE, Job, Result
+from bitnet.server.generation.sampling import MAX_STOPS, checked
+from bitnet.server.models.service import Service
+from bitnet.server.request.call import Call, to_json
+from bitnet.server.request.errors import RequestError, unsupported, wrong
+from bitnet.server.request.fields import Fields
+
+CALL = "toolu_"
+"""Prefix of the ids of calls."""
+
+_TYPES = {
+    401: "authentication_error",
+    403: "permission_error",
+    404: "not_found_error",
+    413: "request_too_large",
+    429: "rate_limit_error",
+    503: "overloaded_error",
+    504: "timeout_error",
+}
+
+
+def error_body(error: RequestError) -> dict[str, Any]:
+    """An error in the format of Anthropic's API."""
+    kind = _TYPES.get(error.status, "invalid_request_error" if error.status < 500 else "api_error")
+    return {"type": "error", "error": {"type": kind, "message": str(error)}}
+
+
+def parse(service: Service, fields: Fields) -> Job:
+    """Parse a request for an answer to a conversation.
+
+    Raises:
+        RequestError: A field is missing, invalid or not supported.
+    """
+    for name in ("model", "max_tokens", "messages"):
+        fields.require(name)
+    messages, how = _conversation(fields)
+    tools, template = anthropic_tools(fields), service.model.chat_template
+    options = {
+        "max_tokens": fields.integer("max_tokens", 1),
+        "temperature": fields.number("temperature", 0, 1),
+        "top_p": fields.number("top_p", 0, 1),
+        "top_k": fields.integer("top_k", 0),
+        "stop": fields.strings("stop_sequences", MAX_STOPS) or None,
+    }
+    options = {name: value for name, value in options.items() if value is not None}
+    return Job(
+        prompts=lambda: [service.chat_tokens(messages, tools, how)],
+        options=checked({"temperature": 1.0, **options}),
+        answer=MessageAnswer(service, tools),
+        stream=SSE if fields.flag("stream") else None,
+        form=only_form(tools, _form(fields), template),
+        receipt=fields.flag("x_bitnet_receipt"),
+    )
+
+
+async def count_tokens(service: Service, call: Call, fields: Fields) -> None:
+    (messages, how), tools = await call.read(lambda: (_conversation(fields), anthropic_tools(fields)))
+    tokens = await service.host.in_thread(lambda: service.chat_tokens(messages, tools, how))
+    await call.reply({"input_tokens": len(tokens)})
+
+
+def _conversation(fields: Fields) -> tuple[list[dict[str, Any]], ChatPrompt]:
+    """The conversation; an answer that has been begun for the model is its last message, and is continued."""
+    MESSAGES.check(fields)
+    thinking = fields.object("thinking")
+    if thinking is not None and thinking.text("type") != "disabled":
+        raise unsupported("thinking", "the model does not think aloud apart from its answer.")
+    system = content_text(fields, "system")
+    messages = [{"role": "system", "content": system}] if system else []
+    given = fields.objects("messages")
+    if not given:
+        raise wrong("messages", "is missing or empty; it must be a list of messages.")
+    for message in given:
+        message.require("role")
+        message.require("content")
+        role = message.choice("role", ("user", "assistant"), "")
+        messages += _message(role, message)
+    if messages[-1]["role"] != "assistant":
+        return messages, PLAIN
+    check_continued(messages, given[-1].name("role"))
+    return messages, ChatPrompt(continued=True)
+
+
+def _form(fields: Fields) -> Form | None:
+    """The form requested by ``output_config.format``, or by ``output_format`` of older clients."""
+    config = fields.object("output_config") or Fields({}, "output_config")
+    form = config.object("format") or fields.object("output_format")
+    return None if form is None else checked_form(format_of(form, form), Fields({}))
+
+
+def _message(role: str, message: Fields) -> list[dict[str, Any]]:
+    """A message in the form that templates read: tool results become messages of their own, before the user's text."""
+    if isinstance(message.values["content"], str):
+        return [{"role": role, "content": message.values["content"]}]
+    texts, calls, results = [], [], []
+    for part in content_parts(message, "content"):
+        kind = part.text("type", "text")
+        if kind == "tool_use" and role == "assistant":
+            part.require("id")
+            calls.append(function_call(part, part.text("id"), "input"))
+        elif kind == "tool_result" and role == "user":
+            part.require("tool_use_id")
+            text = content_text(part, "content")
+            failed = "Error: " if part.flag("is_error") else ""
+            results.append({"role": "tool", "tool_call_id": part.text("tool_use_id"), "content": failed + text})
+        else:
+            texts.append(part_text(part))
+    made: dict[str, Any] = {"role": role, "content": "".join(texts)}
+    if calls:
+        made["tool_calls"] = calls
+    return [*results, made] if texts or calls or not results else results
+
+
+class MessageAnswer:
+    """An answer as ``message`` and the events that build one."""
+
+    def __init__(self, service: Service, tools: Tools | None) -> None:
+        self._service, self._id = service, "msg_" + secrets.token_hex(12)
+        self._parser = None if tools is None else tools.parser(service.model.chat_template, CALL)
+        self._content: list[dict[str, Any]] = []
+        self._open = False  # whether the last block is open
+
+    def _message(self, content: list[Any], usage: dict[str, Any], completion: Completion | None) -> dict[str, Any]:
+        return {
+            "id": self._id,
+            "type": "message",
+            "role": "assistant",
+            "model": self._service.names[0],
+            "content": content,
+            **self._stop(completion),
+            "usage": usage,
+        }
+
+    def begin(self, prompt_tokens: int) -> Iterable[bytes]:
+        usage = {"input_tokens": prompt_tokens, "output_tokens": 0}
+        yield _event("message_start", message=self._message([], usage, None))
+        if self._parser is None:
+            yield from self._begin({"type": "text", "text": ""})
+
+    def _begin(self, block: dict[str, Any]) -> Iterable[bytes]:
+        yield from self._end_block()
+        self._content.append(block)
+        self._open = True
+        yield _event("content_block_start", index=len(self._content) - 1, content_block=block)
+
+    def _end_block(self) -> Iterable[bytes]:
+        """The event that closes the open block, if there is one."""
+        if self._open:
+            self._open = False
+            yield _event("content_block_stop", index=len(self._content) - 1)
+
+    def _delta(self, kind: str, **value: str) -> bytes:
+        return _event("content_block_delta", index=len(self._content) - 1, delta={"type": kind, **value})
+
+    def piece(self, index: int, chunk: Chunk) -> Iterable[bytes]:
+        parser = self._parser
+        if parser is None:
+            events: list[Event] = [Text(chunk.text)] if chunk.text else []
+        else:
+            events = parser.push(chunk.text) + (parser.end() if chunk.finish_reason is not None else [])
+        for event in events:
+            if isinstance(event, Arguments):
+                yield self._delta("input_json_delta", partial_json=event.text)
+            elif isinstance(event, Begin):
+                yield from self._begin({"type": "tool_use", "id": event.id, "name": event.name, "input": {}})
+            else:
+                if not self._open or self._content[-1]["type"] != "text":
+                    yield from self._begin({"type": "text", "text": ""})
+                self._content[-1]["text"] += event.text
+                yield self._delta("text_delta", text=event.text)
+
+    def end(self, result: Result) -> Iterable[bytes]:
+        yield from self._end_block()
+        yield _event("message_delta", delta=self._stop(result.completions[0]), usage=_usage(result), **_receipt(result))
+        yield _event("message_stop")
+
+    def failed(self, error: RequestError) -> Iterable[bytes]:
+        yield _event("error", error=error_body(error)["error"])
+
+    def whole(self, result: Result) -> Any:
+        """What a client makes of the stream, including a call that was cut off."""
+        (completion,) = result.completions
+        for _ in (*self.begin(0), *self.piece(0, Chunk(completion.text, (), None, completion.finish_reason))):
+            pass
+        calls = iter(() if self._parser is None else self._parser.calls)
+        content = [
+            block | {"input": _input(next(calls))} if block["type"] == "tool_use" else block for block in self._content
+        ]
+        return self._message(content, _usage(result), completion) | _receipt(result)
+
+    def _stop(self, completion: Completion | None) -> dict[str, Any]:
+        """Why the answer ended, if it has."""
+        if completion is None:
+            return {"stop_reason": None, "stop_sequence": None}
+        if isinstance(completion.stop_reason, str):
+            return {"stop_reason": "stop_sequence", "stop_sequence": completion.stop_reason}
+        reasons = {"length": "max_tokens", "context": "model_context_window_exceeded"}
+        ended = "tool_use" if self._parser is not None and self._parser.calls else "end_turn"
+        return {"stop_reason": reasons.get(completion.finish_reason, ended), "stop_sequence": None}
+
+
+def _event(name: str, /, **values: Any) -> bytes:
+    return b"event: " + name.encode() + b"\ndata: " + to_json({"type": name, **values}) + b"\n\n"
+
+
+def _input(call: ToolCall) -> dict[str, Any]:
+    """A call's arguments, or those that are complete where it was cut off."""
+    values = call.values()
+    return complete_part(call.arguments) if values is None else values
+
+
+def _usage(result: Result) -> dict[str, Any]:
+    """Token counts; Anthropic's API counts cached tokens separately."""
+    return {
+        "input_tokens": result.prompt_tokens - result.cached_tokens,
+        "cache_read_input_tokens": result.cached_tokens,
+        "cache_creation_input_tokens": 0,
+        "output_tokens": result.generated_tokens,
+    }
+
+
+def _receipt(result: Result) -> dict[str, Any]:
+    return {} if result.receipts is None else {"x_bitnet_receipt": result.receipts[0]}

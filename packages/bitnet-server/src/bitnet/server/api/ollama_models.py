@@ -1,0 +1,100 @@
+"""Ollama's ``/api/tags``, ``/api/ps``, ``/api/show`` and ``/api/version``."""
+
+from __future__ import annotations
+
+from datetime import datetime, timezone
+from typing import Any
+
+from bitnet.core import __version__
+from bitnet.core.hal import DeviceType
+from bitnet.server.models.facts import ModelFacts, digest_of, facts_of, parameter_size
+from bitnet.server.models.host import Host
+from bitnet.server.models.service import Service
+from bitnet.server.models.slot import Slot
+from bitnet.server.request.call import Call
+from bitnet.server.request.fields import Fields
+
+NEVER = "9999-12-31T23:59:59Z"
+"""When a model is unloaded that stays until another one needs its memory."""
+
+
+def _details(facts: ModelFacts | None) -> dict[str, Any]:
+    family = "" if facts is None else facts.architecture
+    return {
+        "parent_model": "",
+        "format": "gguf",
+        "family": family,
+        "families": [family] if family else [],
+        "parameter_size": "" if facts is None else parameter_size(facts.parameters),
+        "quantization_level": "" if facts is None else facts.quantization,
+    }
+
+
+def _modified(slot: Slot) -> str:
+    path = slot.source.path
+    seconds = path.stat().st_mtime if path.exists() else 0
+    return datetime.fromtimestamp(seconds, timezone.utc).isoformat().replace("+00:00", "Z")
+
+
+async def _entry(host: Host, slot: Slot, name: str) -> dict[str, Any]:
+    path = slot.source.path
+    facts, digest = await host.in_thread(lambda: (facts_of(path), digest_of(path)))
+    return {
+        "name": name,
+        "model": name,
+        "modified_at": _modified(slot),
+        "size": path.stat().st_size if path.exists() else 0,
+        "digest": digest or "",
+        "details": _details(facts),
+    }
+
+
+async def tags(host: Host, call: Call) -> None:
+    models = [await _entry(host, slot, name) for slot in host.slots for name in slot.source.names]
+    await call.reply({"models": models})
+
+
+async def ps(host: Host, call: Call) -> None:
+    """The models that are loaded."""
+    models = []
+    for slot in host.slots:
+        service = slot.service
+        if service is not None:
+            on_gpu = service.model.device.type in (DeviceType.DISCRETE, DeviceType.INTEGRATED)
+            more = {"size": slot.size, "size_vram": slot.size if on_gpu else 0, "expires_at": NEVER}
+            entry = await _entry(host, slot, slot.source.names[0])
+            models.append({**entry, **more, "context_length": service.model.context})
+    await call.reply({"models": models})
+
+
+def model_field(fields: Fields) -> str:
+    """The field of ``/api/show`` that names the model: ``model``, or ``name`` of older clients."""
+    return "name" if "name" in fields and "model" not in fields else "model"
+
+
+async def show(service: Service, call: Call, fields: Fields) -> None:
+    fields.require(model_field(fields))
+    config, template = service.model.config, service.model.chat_template
+    facts = await service.host.in_thread(lambda: facts_of(service.model.path))
+    family = config.architecture
+    await call.reply(
+        {
+            "template": "" if template is None else template.source,
+            "details": _details(facts),
+            "modified_at": _modified(service.host.slot(service.names[0])),
+            "capabilities": ["completion", "tools"] if template is not None else ["completion"],
+            "model_info": {
+                "general.architecture": family,
+                "general.parameter_count": 0 if facts is None else facts.parameters,
+                f"{family}.context_length": config.context_length,
+                f"{family}.embedding_length": config.hidden_size,
+                f"{family}.block_count": config.layers,
+                f"{family}.attention.head_count": config.heads,
+                f"{family}.attention.head_count_kv": config.kv_heads,
+            },
+        }
+    )
+
+
+async def version(host: Host, call: Call) -> None:
+    await call.reply({"version": __version__})

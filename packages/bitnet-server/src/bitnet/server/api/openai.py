@@ -1,0 +1,135 @@
+"""Shared by OpenAI's endpoints: errors, usage, log-probabilities, ids, streamed events."""
+
+from __future__ import annotations
+
+import secrets
+import time
+from collections.abc import Iterable
+from typing import Any
+
+from bitnet.core import Completion
+from bitnet.core.engine import TokenLogprob
+from bitnet.server.generation.job import Result
+from bitnet.server.models.service import Service
+from bitnet.server.request.call import to_json
+from bitnet.server.request.errors import RequestError, wrong
+from bitnet.server.request.fields import Fields
+
+FINISH = {"stop": "stop", "length": "length", "context": "length", "cancelled": "stop"}
+DONE = b"data: [DONE]\n\n"
+
+_TYPES = {401: "authentication_error", 404: "not_found_error", 429: "rate_limit_error"}
+
+
+def error_body(error: RequestError) -> dict[str, Any]:
+    """An error in the format of OpenAI's API."""
+    kind = _TYPES.get(error.status, "invalid_request_error" if error.status < 500 else "server_error")
+    return {"error": {"message": str(error), "type": kind, "param": error.field, "code": error.code}}
+
+
+def event(value: Any) -> bytes:
+    return b"data: " + to_json(value) + b"\n\n"
+
+
+def usage(result: Result) -> dict[str, Any]:
+    """Tokens of a request."""
+    return {
+        "prompt_tokens": result.prompt_tokens,
+        "completion_tokens": result.generated_tokens,
+        "total_tokens": result.prompt_tokens + result.generated_tokens,
+        "prompt_tokens_details": {"cached_tokens": result.cached_tokens},
+    }
+
+
+def timings(completion: Completion) -> dict[str, Any]:
+    """Speeds of a continuation, under the names of llama.cpp's server."""
+    t = completion.timings
+    first = t.first_token
+    drafts = {"draft_n": t.drafted_tokens, "draft_n_accepted": t.accepted_tokens} if t.drafted_tokens else {}
+    return {
+        "cache_n": t.cached_tokens,
+        "prompt_n": t.prompt_tokens - t.cached_tokens,
+        "prompt_ms": None if first is None else (first - t.started) * 1e3,
+        "prompt_per_second": t.prefill_tokens_per_second,
+        "predicted_n": len(completion.tokens),
+        "predicted_ms": None if first is None else (t.total - first) * 1e3,
+        "predicted_per_second": t.decode_tokens_per_second,
+        **drafts,
+        "queue_ms": t.started * 1e3,
+        "first_token_ms": None if first is None else first * 1e3,
+    }
+
+
+def stream_options(fields: Fields) -> Fields | None:
+    """The options of a stream.
+
+    Raises:
+        RequestError: There are some, but no stream was asked for.
+    """
+    found = fields.object("stream_options")
+    if found is not None and not fields.flag("stream"):
+        raise wrong("stream_options", "is allowed only where stream is true.")
+    return found
+
+
+class Head:
+    """The first fields of every object of an answer, and the extra fields of the last one."""
+
+    def __init__(self, service: Service, fields: Fields, kind: str, prefix: str) -> None:
+        self.id = prefix + secrets.token_hex(12)
+        self._kind, self._created = kind, int(time.time())
+        self._start = b""
+        self._names = {"model": service.names[0], "system_fingerprint": service.fingerprint}
+        stream = stream_options(fields)
+        self.usage = stream is not None and stream.flag("include_usage")
+
+    def object(self, suffix: str = "", **values: Any) -> dict[str, Any]:
+        return {
+            "id": self.id,
+            "object": self._kind + suffix,
+            "created": self._created,
+            **self._names,
+            **values,
+        }
+
+    def event(self, suffix: str, choices: list[dict[str, Any]]) -> bytes:
+        """An object of a stream as an event. Their common fields are serialised once, as there is an event for every
+        step."""
+        if not self._start:
+            self._start = event(self.object(suffix)).removesuffix(b"}\n\n") + b',"choices":'
+        return self._start + to_json(choices) + b"}\n\n"
+
+    def extras(self, result: Result) -> dict[str, Any]:
+        """Timings and requested receipts: one receipt, or a list if there are several continuations."""
+        found: dict[str, Any] = {"timings": timings(result.completions[0])}
+        if result.receipts is not None:
+            found["x_bitnet_receipt"] = result.receipts[0] if len(result.receipts) == 1 else result.receipts
+        return found
+
+    def last_events(self, result: Result, suffix: str) -> Iterable[bytes]:
+        """The events that end a stream: usage, receipts and timings, if usage or receipts were requested."""
+        if self.usage or result.receipts is not None:
+            counts = {"usage": usage(result)} if self.usage else {}
+            yield event(self.object(suffix, choices=[], **counts, **self.extras(result)))
+        yield DONE
+
+
+def failed(error: RequestError) -> Iterable[bytes]:
+    yield event(error_body(error))
+    yield DONE
+
+
+def chat_logprobs(service: Service, entries: Iterable[TokenLogprob]) -> dict[str, Any]:
+    """Log-probabilities in the format of ``/v1/chat/completions``."""
+
+    def one(token: int, logprob: float) -> dict[str, Any]:
+        data = service.model.tokenizer.token_bytes(token)
+        return {"token": data.decode("utf-8", "replace"), "logprob": finite(logprob), "bytes": list(data)}
+
+    content = [one(e.token, e.logprob) | {"top_logprobs": [one(t, p) for t, p in e.top]} for e in entries]
+    return {"content": content, "refusal": None}
+
+
+def finite(logprob: float) -> float:
+    """Replace infinity, which JSON lacks, by -9999, as OpenAI's API does."""
+    return max(logprob, -9999.0)

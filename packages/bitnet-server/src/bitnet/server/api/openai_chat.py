@@ -1,0 +1,140 @@
+"""``/v1/chat/completions``."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+from bitnet.core import Chunk, Completion
+from bitnet.core.engine.results import FinishReason
+from bitnet.server.api.known_fields import CHAT
+from bitnet.server.api.openai import FINISH, Head, chat_logprobs, failed, usage
+from bitnet.server.chat.messages import openai_messages
+from bitnet.server.chat.prompt import ChatPrompt
+from bitnet.server.chat.tool_calls import Begin, CallParser, Event, Text
+from bitnet.server.chat.tools import Tools, only_form, openai_tools
+from bitnet.server.forms.structured import openai_form
+from bitnet.server.generation.job import SSE, Job, Result
+from bitnet.server.generation.sampling import MAX_CHOICES, sampling_options, token_limit
+from bitnet.server.generation.token_rules import TokenRules
+from bitnet.server.models.service import Service
+from bitnet.server.request.errors import RequestError, unsupported, wrong
+from bitnet.server.request.fields import Fields
+
+MAX_TOP_LOGPROBS = 20
+
+
+def parse(service: Service, fields: Fields) -> Job:
+    """Parse a request for an answer to a conversation.
+
+    Raises:
+        RequestError: A field is missing, invalid or not supported.
+    """
+    CHAT.check(fields)
+    if (modalities := fields.strings("modalities")) and modalities != ("text",):
+        raise unsupported("modalities", "the model writes text only.")
+    messages = openai_messages(fields)
+    how, most = (
+        ChatPrompt.read(fields, messages),
+        token_limit(fields, "max_completion_tokens", "max_tokens", "n_predict"),
+    )
+    wants_logprobs, top = fields.flag("logprobs"), fields.integer("top_logprobs", 0, MAX_TOP_LOGPROBS)
+    if top and not wants_logprobs:
+        raise wrong("top_logprobs", "needs logprobs to be true.")
+    options = sampling_options(fields, max_tokens=most, logprobs=(top or 0) if wants_logprobs else None)
+    tools, template = openai_tools(fields), service.model.chat_template
+    return Job(
+        prompts=lambda: [service.chat_tokens(messages, tools, how)],
+        options=options,
+        answer=ChatAnswer(service, fields, tools),
+        n=fields.integer("n", 1, MAX_CHOICES) or 1,
+        stream=SSE if fields.flag("stream") else None,
+        form=only_form(tools, openai_form(fields), template),
+        receipt=fields.flag("x_bitnet_receipt"),
+        rules=TokenRules.read(fields),
+        include_stop=fields.flag("include_stop_str_in_output"),
+    )
+
+
+class ChatAnswer:
+    """An answer as ``chat.completion`` and ``chat.completion.chunk``."""
+
+    def __init__(self, service: Service, fields: Fields, tools: Tools | None) -> None:
+        self._service, self._head = service, Head(service, fields, "chat.completion", "chatcmpl-")
+        self._begun: set[int] = set()
+        self._tools = tools
+        self._parsers: dict[int, CallParser] = {}
+
+    def begin(self, prompt_tokens: int) -> Iterable[bytes]:
+        return ()
+
+    def piece(self, index: int, chunk: Chunk) -> Iterable[bytes]:
+        deltas = [{"role": "assistant", "content": ""}] if index not in self._begun else []
+        self._begun.add(index)
+        if self._tools is None:
+            deltas += [{"content": chunk.text}] if chunk.text else []
+        else:
+            deltas += map(_delta, self._parsed(index, self._tools, chunk))
+        logprobs = None if chunk.logprobs is None else chat_logprobs(self._service, chunk.logprobs)
+        if logprobs and logprobs["content"] and not deltas:
+            deltas = [{}]
+        for delta in deltas[:-1]:
+            yield self._event(index, delta, None, None)
+        if deltas:
+            yield self._event(index, deltas[-1], None, logprobs)
+        if chunk.finish_reason is not None:
+            yield self._event(index, {}, _finish(chunk.finish_reason, self._parsers.get(index)), None)
+
+    def _parsed(self, index: int, tools: Tools, chunk: Chunk) -> list[Event]:
+        if index not in self._parsers:
+            self._parsers[index] = tools.parser(self._service.model.chat_template)
+        parser = self._parsers[index]
+        return parser.push(chunk.text) + (parser.end() if chunk.finish_reason is not None else [])
+
+    def _event(self, index: int, delta: dict[str, Any], reason: str | None, logprobs: Any) -> bytes:
+        choice = {"index": index, "delta": delta, "logprobs": logprobs, "finish_reason": reason}
+        return self._head.event(".chunk", [choice])
+
+    def end(self, result: Result) -> Iterable[bytes]:
+        return self._head.last_events(result, ".chunk")
+
+    def failed(self, error: RequestError) -> Iterable[bytes]:
+        return failed(error)
+
+    def whole(self, result: Result) -> Any:
+        choices = [self._choice(i, completion) for i, completion in enumerate(result.completions)]
+        return self._head.object(choices=choices, usage=usage(result), **self._head.extras(result))
+
+    def _choice(self, index: int, completion: Completion) -> dict[str, Any]:
+        message: dict[str, Any] = {"role": "assistant", "content": completion.text, "refusal": None}
+        parser = None
+        if self._tools is not None:
+            parser = self._tools.parsed(completion.text, self._service.model.chat_template)
+            message["content"] = parser.text
+            if parser.calls:
+                message["content"] = parser.text or None
+                message["tool_calls"] = [
+                    {"id": c.id, "type": "function", "function": {"name": c.name, "arguments": c.arguments}}
+                    for c in parser.calls
+                ]
+        logprobs = completion.logprobs
+        return {
+            "index": index,
+            "message": message,
+            "logprobs": None if logprobs is None else chat_logprobs(self._service, logprobs),
+            "finish_reason": _finish(completion.finish_reason, parser),
+        }
+
+
+def _finish(reason: FinishReason, parser: CallParser | None) -> str:
+    return "tool_calls" if reason == "stop" and parser is not None and parser.calls else FINISH[reason]
+
+
+def _delta(event: Event) -> dict[str, Any]:
+    """The message delta for a piece of an answer."""
+    if isinstance(event, Text):
+        return {"content": event.text}
+    if isinstance(event, Begin):
+        function = {"name": event.name, "arguments": ""}
+        return {"tool_calls": [{"index": event.call, "id": event.id, "type": "function", "function": function}]}
+    return {"tool_calls": [{"index": event.call, "function": {"arguments": event.text}}]}

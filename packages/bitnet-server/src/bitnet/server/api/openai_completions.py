@@ -1,0 +1,175 @@
+"""``/v1/completions``."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from bitnet.core import Chunk
+from bitnet.core.engine import TokenLogprob
+from bitnet.core.errors import ContextFullError, brief
+from bitnet.server.api.known_fields import COMPLETIONS
+from bitnet.server.api.openai import FINISH, Head, failed, finite, usage
+from bitnet.server.forms.structured import openai_form
+from bitnet.server.generation.job import SSE, Job, Result
+from bitnet.server.generation.sampling import MAX_CHOICES, sampling_options, token_limit
+from bitnet.server.generation.token_rules import TokenRules
+from bitnet.server.models.service import Service
+from bitnet.server.request.errors import RequestError, unsupported, wrong
+from bitnet.server.request.fields import Fields, are_tokens
+
+MAX_LOGPROBS = 20
+MAX_PROMPTS = 256
+
+
+def parse(service: Service, fields: Fields) -> Job:
+    """Parse a request for continuations of texts.
+
+    Raises:
+        RequestError: A field is missing, invalid or not supported.
+    """
+    COMPLETIONS.check(fields)
+    n = fields.integer("n", 1, MAX_CHOICES) or 1
+    if fields.integer("best_of") not in (None, n):
+        raise unsupported("best_of", "only n continuations are made.")
+    logprobs, echo = fields.integer("logprobs", 0, MAX_LOGPROBS), fields.flag("echo")
+    prompts, special = _prompts(fields), fields.flag("add_special_tokens", True)
+    most, receipt = token_limit(fields, "max_tokens", "n_predict", default=16, least=0), fields.flag("x_bitnet_receipt")
+    if receipt and most == 0:
+        raise wrong("x_bitnet_receipt", "needs an answer; max_tokens is 0.")
+    of_prompt = logprobs if echo else None
+    if most == 0 and of_prompt is None:
+        of_prompt = 0
+    answer = CompletionAnswer(service, fields, [_text(service, p) for p in prompts] if echo else None, n)
+
+    def tokens() -> Sequence[Sequence[int]]:
+        answer.prompts = [_tokens(service, p, special) for p in prompts]
+        return answer.prompts
+
+    return Job(
+        prompts=tokens,
+        options=sampling_options(fields, max_tokens=most, logprobs=logprobs, prompt_logprobs=of_prompt),
+        answer=answer,
+        n=n,
+        stream=SSE if fields.flag("stream") else None,
+        form=openai_form(fields),
+        receipt=receipt,
+        rules=TokenRules.read(fields),
+        include_stop=fields.flag("include_stop_str_in_output"),
+    )
+
+
+def _prompts(fields: Fields) -> list[str | list[int]]:
+    """The prompts: one text or several, one list of token ids or several."""
+    fields.require("prompt")
+    value = fields.values["prompt"]
+    several = value if isinstance(value, list) and value and not isinstance(value[0], int) else [value]
+    if len(several) > MAX_PROMPTS:
+        raise wrong("prompt", f"has {len(several):,} prompts; at most {MAX_PROMPTS} are allowed.")
+    for prompt in several:
+        ids = isinstance(prompt, list) and are_tokens(prompt)
+        if not (isinstance(prompt, str) or ids) or not prompt:
+            raise wrong("prompt", f"is {brief(value)}; it must be a text, token ids, or a list of them, none empty.")
+    return several
+
+
+def _tokens(service: Service, prompt: str | list[int], special: bool) -> list[int]:
+    return service.text_tokens(prompt, add_special=special) if isinstance(prompt, str) else prompt
+
+
+def _text(service: Service, prompt: str | list[int]) -> str:
+    if isinstance(prompt, str):
+        return prompt
+    vocabulary, context = service.model.tokenizer.vocab_size, service.model.context
+    if len(prompt) > context:
+        raise ContextFullError(f"the prompt has {len(prompt):,} tokens; the context holds {context}.")
+    if any(not 0 <= token < vocabulary for token in prompt):
+        raise wrong("prompt", f"has a token that is not in the vocabulary, 0 … {vocabulary - 1}.")
+    return service.model.tokenizer.decode(prompt, skip_special=False)
+
+
+class CompletionAnswer:
+    """An answer as ``text_completion``.
+
+    Args:
+        echo: The prompts' texts, to send before the continuations; None: not sent.
+
+    Attributes:
+        prompts: The prompts' tokens, once they have been made.
+    """
+
+    def __init__(self, service: Service, fields: Fields, echo: Sequence[str] | None, n: int) -> None:
+        self._service, self._head = service, Head(service, fields, "text_completion", "cmpl-")
+        self._echo, self._n = echo, n
+        self.prompts: Sequence[Sequence[int]] = ()
+        self._offsets: dict[int, int] = {}  # by continuation, the next token's offset in the whole text
+
+    def begin(self, prompt_tokens: int) -> Iterable[bytes]:
+        return ()
+
+    def piece(self, index: int, chunk: Chunk) -> Iterable[bytes]:
+        text, prompt = chunk.text, None
+        if index not in self._offsets:
+            self._offsets[index] = 0
+            text, prompt = self._before(index) + text, chunk.prompt_logprobs
+        logprobs = self._logprobs(index, chunk.logprobs, prompt)
+        if text or chunk.logprobs or chunk.finish_reason is not None:
+            reason = None if chunk.finish_reason is None else FINISH[chunk.finish_reason]
+            yield self._head.event("", [_choice(index, text, logprobs, reason)])
+
+    def end(self, result: Result) -> Iterable[bytes]:
+        return self._head.last_events(result, "")
+
+    def failed(self, error: RequestError) -> Iterable[bytes]:
+        return failed(error)
+
+    def whole(self, result: Result) -> Any:
+        choices = []
+        for i, c in enumerate(result.completions):
+            logprobs = self._logprobs(i, c.logprobs, c.prompt_logprobs)
+            choices.append(_choice(i, self._before(i) + c.text, logprobs, FINISH[c.finish_reason]))
+        return self._head.object(choices=choices, usage=usage(result), **self._head.extras(result))
+
+    def _before(self, index: int) -> str:
+        return "" if self._echo is None else self._echo[index // self._n]
+
+    def _logprobs(
+        self, index: int, entries: Sequence[TokenLogprob] | None, prompt: Sequence[TokenLogprob] | None
+    ) -> dict[str, Any] | None:
+        """The entries of new tokens, after those of the prompt if it is echoed. Nothing precedes its first token."""
+        if entries is None:
+            return None
+        every = [*(prompt or ()), *entries] if self._echo is not None else entries
+        rows: list[tuple[int, float | None, Any]] = [(e.token, finite(e.logprob), self._top(e)) for e in every]
+        offset, unwritten = self._offsets.get(index, 0), False
+        if prompt is not None and self._echo is not None:
+            rows.insert(0, (self.prompts[index // self._n][0], None, None))
+            unwritten = not self._before(index).startswith(self._name(rows[0][0]))  # the begin token of a text
+        names = [self._name(token) for token, *_ in rows]
+        offsets = []
+        for i, name in enumerate(names):
+            offsets.append(offset)
+            offset += 0 if unwritten and i == 0 else len(name)
+        self._offsets[index] = offset
+        return {
+            "tokens": names,
+            "token_logprobs": [logprob for _, logprob, _ in rows],
+            "top_logprobs": [top for *_, top in rows],
+            "text_offset": offsets,
+        }
+
+    def _top(self, entry: TokenLogprob) -> dict[str, float]:
+        """The likeliest tokens, and the chosen one."""
+        return {self._name(token): finite(p) for token, p in (*entry.top, (entry.token, entry.logprob))}
+
+    def _name(self, token: int) -> str:
+        """A token's text; bytes that form only part of a character are shown as numbers, as in OpenAI's API."""
+        data = self._service.model.tokenizer.token_bytes(token)
+        try:
+            return data.decode()
+        except UnicodeDecodeError:
+            return "bytes:" + "".join(f"\\x{byte:02x}" for byte in data)
+
+
+def _choice(index: int, text: str, logprobs: dict[str, Any] | None, reason: str | None) -> dict[str, Any]:
+    return {"index": index, "text": text, "logprobs": logprobs, "finish_reason": reason}

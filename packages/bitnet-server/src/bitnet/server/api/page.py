@@ -1,0 +1,71 @@
+"""The page at ``/`` and its assets: read once from the package, served with a strict Content-Security-Policy."""
+
+from __future__ import annotations
+
+import hashlib
+from functools import cache
+from importlib.resources import files
+
+from bitnet.server.models.host import Host
+from bitnet.server.request.call import Call
+from bitnet.server.request.errors import RequestError
+
+KINDS = {
+    ".html": "text/html; charset=utf-8",
+    ".js": "text/javascript; charset=utf-8",
+    ".css": "text/css; charset=utf-8",
+    ".svg": "image/svg+xml",
+    ".png": "image/png",
+    ".ico": "image/x-icon",
+    ".woff2": "font/woff2",
+    ".json": "application/json",
+    ".webmanifest": "application/manifest+json",
+}
+POLICY = (
+    "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; font-src 'self'; "
+    "connect-src 'self'; manifest-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'; "
+    "require-trusted-types-for 'script'; trusted-types 'none'"
+)
+HEADERS = (
+    ("content-security-policy", POLICY),
+    ("x-content-type-options", "nosniff"),
+    ("referrer-policy", "no-referrer"),
+    ("cross-origin-opener-policy", "same-origin"),
+    ("cache-control", "no-cache"),
+)
+
+
+@cache
+def assets() -> dict[str, tuple[bytes, str, str]]:
+    """Maps paths to content, content type and entity tag. Only files in the package are served."""
+    found = {}
+    page = files("bitnet.server") / "page"
+    pending = [("", page)] if page.is_dir() else []
+    while pending:
+        path, folder = pending.pop()
+        for entry in folder.iterdir():
+            name = f"{path}/{entry.name}"
+            if entry.is_dir():
+                pending.append((name, entry))
+            elif (kind := KINDS.get("." + entry.name.rpartition(".")[2])) is not None:
+                content = entry.read_bytes()
+                found[name] = content, kind, f'"{hashlib.sha256(content).hexdigest()[:20]}"'
+    return found
+
+
+async def page(host: Host, call: Call) -> None:
+    """A file of the page; ``/`` is ``index.html``."""
+    path = "/index.html" if "path" not in call.scope["path_params"] else f"/assets/{call.scope['path_params']['path']}"
+    if not host.settings.page or path not in assets():
+        raise RequestError(404, "There is no such page.")
+    content, kind, tag = assets()[path]
+    headers = [*HEADERS, ("etag", tag)]
+    if (b"if-none-match", tag.encode()) in call.scope["headers"]:
+        await call.reply(b"", status=304, kind=kind, headers=headers)
+    else:
+        await call.reply(content, kind=kind, headers=headers)
+
+
+async def slash(host: Host, call: Call) -> None:
+    """Send a browser from the root path to the same with a slash, from where the page's addresses lead on."""
+    await call.reply(b"", status=308, headers=[("location", call.scope["path"].rpartition("/")[2] + "/")])

@@ -1,0 +1,125 @@
+"""Status endpoints: models, health, properties, slots, metrics."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from bitnet.core import __version__
+from bitnet.server.models.host import Host
+from bitnet.server.models.service import Service
+from bitnet.server.models.slot import Slot
+from bitnet.server.request.call import Call
+from bitnet.server.request.errors import RequestError
+from bitnet.server.request.fields import Fields
+
+
+def model_entry(slot: Slot, name: str) -> dict[str, Any]:
+    """A model in OpenAI's list; ``status.value`` is as in llama.cpp's."""
+    service = slot.service
+    entry = {"id": name, "object": "model", "created": slot.created, "owned_by": "bitnet"}
+    status: dict[str, Any] = {"value": "unloaded", "bytes": slot.size}
+    if service is not None:
+        load = service.model.load()
+        entry["max_model_len"] = service.model.context
+        status |= {"value": "loaded", "device": service.devices}
+        status |= {"running": load.running, "waiting": load.waiting}
+    if slot.failure is not None:
+        status["value"] = "failed"
+    return {**entry, "status": status}
+
+
+async def models(host: Host, call: Call) -> None:
+    data = [model_entry(slot, name) for slot in host.slots for name in slot.source.names]
+    await call.reply({"object": "list", "data": data})
+
+
+async def model(host: Host, call: Call) -> None:
+    name = call.scope["path_params"]["name"]
+    await call.reply(model_entry(host.slot(name), name))
+
+
+async def reload(host: Host, call: Call) -> None:
+    """Reload the models' files and report on each; status 200 if all were loaded."""
+    told = await host.reload()
+    whole = all(outcome == "reloaded" for outcome in told.values())
+    await call.reply({"models": told}, status=200 if whole else 500)
+
+
+async def health(host: Host, call: Call) -> None:
+    """Whether requests are accepted: 200, or 503 during shutdown, after a device or file has failed, or while the
+    threads for prompts are all stuck."""
+    host.look_at_files()
+    if host.ready:
+        await call.reply({"status": "ok"})
+    elif host.draining:
+        await call.reply({"status": "shutting down"}, status=503)
+    else:
+        why = "all threads are stuck" if host.failure is None else "a device or a model's file failed"
+        await call.reply({"status": why}, status=503)
+
+
+async def live(host: Host, call: Call) -> None:
+    """Whether the process answers at all."""
+    await call.reply({"status": "ok"})
+
+
+async def props(service: Service, call: Call) -> None:
+    model, config = service.model, service.model.config
+    await call.reply(
+        {
+            "model": service.names[0],
+            "names": list(service.names),
+            "version": __version__,
+            "build_info": f"bitnet-{__version__}",
+            "device": {
+                "name": model.device.name,
+                "description": model.device.description,
+                "type": model.device.type.value,
+                "selection": None if model.selection is None else model.selection.summary,
+            },
+            "architecture": config.architecture,
+            "layers": config.layers,
+            "hidden_size": config.hidden_size,
+            "vocab_size": config.vocab_size,
+            "context": model.context,
+            "total_slots": service.host.places,
+            "max_queue": service.host.settings.max_queue,
+            "chat_template": None if model.chat_template is None else model.chat_template.source,
+            "bos_token": model.tokenizer.bos_token,
+            "eos_token": model.tokenizer.eos_token,
+            "default_generation_settings": {"n_ctx": model.context},
+        }
+    )
+
+
+async def slots(service: Service, call: Call) -> None:
+    """The places in the batch, in the format of llama.cpp's server, without prompts."""
+    load = service.model.load()
+    await call.reply(
+        [
+            {"id": i, "n_ctx": service.model.context, "is_processing": i < load.running}
+            for i in range(service.host.places)
+        ]
+    )
+
+
+async def metrics(host: Host, call: Call) -> None:
+    text = await host.in_thread(host.metrics.text)
+    await call.reply(text, kind="text/plain; version=0.0.4; charset=utf-8")
+
+
+async def embeddings(host: Host, call: Call) -> None:
+    """Refuse: bitnet runs no embedding models. The status says client error, so that clients do not retry.
+
+    Raises:
+        RequestError: Always.
+    """
+    fields = Fields(await call.json())
+    fields.require("prompt" if "prompt" in fields else "input")  # older Ollama name, common name
+    name = host.slot(fields.text("model")).source.names[0]
+    raise RequestError(
+        400,
+        f"{name} generates text and was not made for embeddings; use a model that was, on another server.",
+        field="model",
+        code="unsupported_endpoint",
+    )

@@ -1,0 +1,415 @@
+"""Load generator for a server: prompts, arrival times, and the timings of each answer."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import math
+import time
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal, TypeAlias
+
+import httpx
+import numpy as np
+
+from bitnet.core.cli.console import read_text
+from bitnet.core.errors import BitNetError, InvalidInputError, brief
+from bitnet.server.bench.metrics import Answered
+
+Endpoint: TypeAlias = "Literal['completions', 'chat']"
+
+PATHS: dict[Endpoint, str] = {"completions": "/v1/completions", "chat": "/v1/chat/completions"}
+JSON = {"content-type": "application/json"}
+VOCABULARY = 1000
+"""Upper bound of random token ids if a server does not report its vocabulary size."""
+CONNECT_SECONDS = 30.0
+
+
+class Failed(Exception):
+    """A request was refused, or its answer broke off. Failures are counted by message."""
+
+
+@dataclass(frozen=True, slots=True)
+class Prompt:
+    """A text or token ids, and the number of tokens to generate."""
+
+    content: str | list[int]
+    output_tokens: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Target:
+    """The server to measure, and how to query it.
+
+    Attributes:
+        url: The server's address, without ``/v1``.
+        model: Name of the model; None: the first one that the server lists.
+        fields: Further fields of every request's body, such as ``temperature``.
+    """
+
+    url: str
+    endpoint: Endpoint = "completions"
+    model: str | None = None
+    api_key: str | None = None
+    fields: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Random:
+    """Prompts of random tokens.
+
+    Attributes:
+        spread: Fraction by which each length may be smaller or larger.
+        prefix: Length of a prefix shared by all prompts, in addition to ``input``.
+    """
+
+    input: int
+    output: int
+    spread: float = 0.0
+    prefix: int = 0
+
+    def draw(self, count: int, vocabulary: int, rng: np.random.Generator) -> list[tuple[list[int], int]]:
+        """Token ids of each prompt, and the number of tokens to generate."""
+        inputs, outputs = (self._lengths(count, length, rng) for length in (self.input, self.output))
+        prefix = rng.integers(0, vocabulary, self.prefix).tolist()
+        return [(prefix + rng.integers(0, vocabulary, n).tolist(), out) for n, out in zip(inputs, outputs, strict=True)]
+
+    def _lengths(self, count: int, length: int, rng: np.random.Generator) -> list[int]:
+        low, high = math.floor(length * (1 - self.spread)), math.ceil(length * (1 + self.spread))
+        return [int(n) for n in rng.integers(max(1, low), high + 1, count)]
+
+
+def read_prompts(path: Path, output: int) -> list[Prompt]:
+    """Read prompts from a file of JSON lines: ``{"prompt": "…", "output_tokens": 100}``; ``output`` is the default for
+    the latter.
+
+    Raises:
+        InvalidInputError: The file cannot be read, or a line is something else.
+    """
+    found = []
+    for number, line in enumerate(read_text(path).splitlines(), 1):
+        if line.strip():
+            try:
+                entry = json.loads(line)
+                found.append(_checked(entry["prompt"], entry.get("output_tokens", output)))
+            except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
+                raise InvalidInputError(
+                    f"line {number} of {path} is not a prompt.",
+                    hint='Write a line as {"prompt": "…", "output_tokens": 100}.',
+                ) from None
+    if not found:
+        raise InvalidInputError(f"{path} contains no prompts.")
+    return found
+
+
+def _checked(text: object, output: object) -> Prompt:
+    if not (isinstance(text, str) and text and isinstance(output, int) and output > 0):
+        raise ValueError
+    return Prompt(text, output)
+
+
+def arrivals(count: int, rate: float, burstiness: float, rng: np.random.Generator) -> list[float]:
+    """Seconds from the start at which each request is sent.
+
+    The gaps follow a gamma distribution of shape ``burstiness``: 1 is a Poisson process, lower values are burstier,
+    higher ones steadier. They are scaled so that the last request is sent after ``count / rate`` seconds, as in vLLM.
+
+    Args:
+        rate: Requests per second; infinite: all at once.
+    """
+    if math.isinf(rate):
+        return [0.0] * count
+    times = np.cumsum(rng.gamma(burstiness, 1 / (rate * burstiness), count))
+    return [float(t) for t in times * (count / rate / times[-1])]
+
+
+class Client:
+    """Sends requests to one server. Use it in ``async with``.
+
+    Raises InvalidInputError if the server's address is invalid.
+
+    Each running request has an ``httpx.AsyncClient`` of its own. A shared connection pool scans all connections
+    whenever a request begins or ends, which for 64 requests takes longer than their first tokens.
+    """
+
+    def __init__(self, target: Target) -> None:
+        self._target = target
+        _check_url(target.url)
+        self._headers = {"accept-encoding": "identity"}
+        if target.api_key is not None:
+            self._headers["authorization"] = f"Bearer {target.api_key}"
+        self._tls = httpx.create_ssl_context(trust_env=False)  # slower to create than a request is to answer
+        self._every: list[httpx.AsyncClient] = []
+        self._idle: list[httpx.AsyncClient] = []
+        self._model = target.model
+
+    async def __aenter__(self) -> Client:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        for http in self._every:
+            await http.aclose()
+
+    def prepare(self, count: int) -> None:
+        """Prepare for ``count`` concurrent requests."""
+        while len(self._idle) < count:
+            http = httpx.AsyncClient(
+                base_url=self._target.url,
+                headers=self._headers,
+                timeout=httpx.Timeout(None, connect=CONNECT_SECONDS),
+                trust_env=False,
+                verify=self._tls,
+            )
+            self._every.append(http)
+            self._idle.append(http)
+
+    @contextmanager
+    def _http(self) -> Iterator[httpx.AsyncClient]:
+        """A connection that no other request uses."""
+        self.prepare(1)
+        http = self._idle.pop()
+        try:
+            yield http
+        finally:
+            self._idle.append(http)
+
+    async def model(self) -> str:
+        """The model's name: the one given, or the first that the server lists.
+
+        Raises:
+            BitNetError: No server answers, it refuses the request, or it does not speak OpenAI's API.
+        """
+        if self._model is None:
+            listed = await self._told("GET", "/v1/models")
+            try:
+                self._model = str(listed["data"][0]["id"])
+            except (KeyError, IndexError, TypeError):
+                raise self._no_server("it lists no model") from None
+        return self._model
+
+    async def random_prompts(self, lengths: Random, count: int, rng: np.random.Generator) -> list[Prompt]:
+        """Prompts of random tokens: as ids for ``completions``, or detokenized by the server for ``chat``.
+
+        Raises:
+            BitNetError: The server has no ``/detokenize``, which ``chat`` needs.
+        """
+        props = await self._get_props()
+        drawn = lengths.draw(count, int(props.get("vocab_size", VOCABULARY)), rng)
+        if self._target.endpoint == "completions":
+            return [Prompt(ids, output) for ids, output in drawn]
+        prompts = []
+        for ids, output in drawn:
+            told = await self._told("POST", "/detokenize", json={"model": await self.model(), "tokens": ids})
+            text = told.get("content", told.get("prompt"))  # llama.cpp's word, vLLM's word
+            if not isinstance(text, str):
+                raise self._no_server("its /detokenize gives no text")
+            prompts.append(Prompt(text, output))
+        return prompts
+
+    async def _get_props(self) -> dict[str, Any]:
+        try:
+            return await self._told("GET", "/props")
+        except BitNetError:  # only bitnet and llama.cpp have it
+            return {}
+
+    async def _told(self, method: str, path: str, **content: Any) -> dict[str, Any]:
+        """A JSON object from the server."""
+        try:
+            with self._http() as http:
+                answer = await http.request(method, path, timeout=CONNECT_SECONDS, **content)
+            if answer.status_code == 401:
+                raise BitNetError(
+                    f"the server at {self._target.url} requires an API key.",
+                    hint="Give one with --api-key or BITNET_API_KEY.",
+                )
+            if answer.status_code != 200:
+                raise self._no_server(f"it answers {answer.status_code} to {path}")
+            value = answer.json()
+            if not isinstance(value, dict):
+                raise ValueError
+        except httpx.HTTPError as error:
+            raise BitNetError(
+                f"no server answers at {self._target.url}: {str(error) or type(error).__name__}.",
+                hint="Start one with 'bitnet serve', or name its address with --base-url.",
+            ) from None
+        except ValueError:
+            raise self._no_server(f"it answers no JSON to {path}") from None
+        return value
+
+    def _no_server(self, why: str) -> BitNetError:
+        return BitNetError(f"the server at {self._target.url} cannot be measured: {why}.")
+
+    async def ask(self, prompt: Prompt) -> Answered:
+        """Send one request and read its stream.
+
+        Raises:
+            Failed: It was refused, or its answer broke off.
+        """
+        target = self._target
+        content = prompt.content
+        asked = (
+            {"messages": [{"role": "user", "content": content}]} if target.endpoint == "chat" else {"prompt": content}
+        )
+        body = {
+            "model": await self.model(),
+            **asked,
+            "max_tokens": prompt.output_tokens,
+            "stream": True,
+            "stream_options": {"include_usage": True},
+            **target.fields,
+        }
+        stream = _Stream()
+        data = json.dumps(body).encode()
+        sent = time.perf_counter()
+        try:
+            with self._http() as http:
+                async with http.stream("POST", PATHS[target.endpoint], content=data, headers=JSON) as answer:
+                    if answer.status_code != 200:
+                        raise Failed(_refusal(answer.status_code, await answer.aread()))
+                    async for received in answer.aiter_raw():
+                        stream.take(received, time.perf_counter())
+        except httpx.ConnectError as error:
+            raise Failed(f"no connection: {error}") from None
+        except httpx.HTTPError as error:
+            raise Failed(f"connection lost: {str(error) or type(error).__name__}") from None
+        return stream.answered(sent, prompt)
+
+
+def _check_url(url: str) -> None:
+    try:
+        parsed = httpx.URL(url)
+        right = parsed.scheme in ("http", "https") and parsed.host and (parsed.port or 0) < 1 << 16
+    except httpx.InvalidURL:
+        right = False
+    if not right:
+        raise InvalidInputError(
+            f"{brief(url)} is not a server address.", hint="Write one as http://127.0.0.1:8080, with --base-url."
+        )
+
+
+def _refusal(status: int, body: bytes) -> str:
+    """The status, with the error's code or message if the body has one in OpenAI's format."""
+    try:
+        error = json.loads(body)["error"]
+        return f"{status} {error.get('code') or brief(error.get('message'))}"
+    except (ValueError, KeyError, TypeError, AttributeError):
+        return str(status)
+
+
+class _Stream:
+    """Parses an answer's server-sent events as they arrive."""
+
+    def __init__(self) -> None:
+        self._rest = b""
+        self._times: list[float] = []
+        self._usage: dict[str, Any] = {}
+        self._done = False
+
+    def take(self, received: bytes, now: float) -> None:
+        *lines, self._rest = (self._rest + received).split(b"\n")
+        for line in lines:
+            if line.startswith(b"data:"):
+                self._event(line[5:].strip(), now)
+
+    def _event(self, data: bytes, now: float) -> None:
+        if data == b"[DONE]":
+            self._done = True
+            return
+        try:
+            event = json.loads(data)
+            if "error" in event:
+                raise Failed(f"error in the stream: {event['error'].get('code') or brief(event['error'])}")
+            for choice in event.get("choices", ()):
+                text = choice["delta"].get("content") if "delta" in choice else choice.get("text")
+                if text or (choice.get("finish_reason") is not None and not self._times):
+                    self._times.append(now)
+            self._usage = event.get("usage") or self._usage
+        except (ValueError, KeyError, TypeError, AttributeError):
+            raise Failed(f"no event of OpenAI's API: {brief(data)}") from None
+
+    def answered(self, sent: float, prompt: Prompt) -> Answered:
+        """The timings, after the stream has ended.
+
+        Raises:
+            Failed: It ended too early.
+        """
+        if not self._done or not self._times:
+            raise Failed("the stream ended early")
+        read = len(prompt.content) if isinstance(prompt.content, list) else 0
+        return Answered(
+            sent,
+            self._times,
+            prompt_tokens=self._usage.get("prompt_tokens", read),
+            output_tokens=self._usage.get("completion_tokens", len(self._times)),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """The results of all requests, and the seconds from the first request to the last answer."""
+
+    answers: list[Answered]
+    failures: Counter[str]
+    seconds: float
+
+
+async def press(client: Client, prompts: Sequence[Prompt], times: Sequence[float], concurrency: int | None) -> Outcome:
+    """Send each prompt at its time, at most ``concurrency`` at once; waiting for that does not count as latency."""
+    answers: list[Answered] = []
+    failures: Counter[str] = Counter()
+    places = asyncio.Semaphore(concurrency or len(prompts))
+
+    async def one(prompt: Prompt) -> None:
+        async with places:
+            try:
+                answers.append(await client.ask(prompt))
+            except Failed as failure:
+                failures[str(failure)] += 1
+
+    client.prepare(min(concurrency or len(prompts), len(prompts)))
+    begun = time.perf_counter()
+    tasks = []
+    for prompt, at in zip(prompts, times, strict=True):
+        if (wait := begun + at - time.perf_counter()) > 0:
+            await asyncio.sleep(wait)
+        tasks.append(asyncio.ensure_future(one(prompt)))
+    await asyncio.gather(*tasks)
+    return Outcome(answers, failures, time.perf_counter() - begun)
+
+
+def endless(prompts: Sequence[Prompt], count: int) -> Iterator[Prompt]:
+    """Yield ``count`` prompts, starting over after the last one."""
+    return (prompts[i % len(prompts)] for i in range(count))
+
+
+async def measure(
+    target: Target,
+    source: Random | Sequence[Prompt],
+    *,
+    count: int,
+    rate: float = math.inf,
+    burstiness: float = 1.0,
+    concurrency: int | None = None,
+    seed: int = 0,
+) -> Outcome:
+    """Send one uncounted prompt to check that the server answers, then put it under load.
+
+    Raises:
+        BitNetError: No server answers, it refuses the request, or it does not speak OpenAI's API.
+    """
+    rng = np.random.default_rng(seed)
+    async with Client(target) as client:
+        model = await client.model()
+        if isinstance(source, Random):
+            first, *prompts = await client.random_prompts(source, count + 1, rng)
+        else:
+            first, prompts = source[0], [*endless(source, count)]
+        try:
+            await client.ask(first)
+        except Failed as failure:
+            raise BitNetError(f"{model} at {target.url} did not answer a first request: {failure}.") from None
+        return await press(client, prompts, arrivals(count, rate, burstiness, rng), concurrency)

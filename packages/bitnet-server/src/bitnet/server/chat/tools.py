@@ -1,0 +1,376 @@
+"""Tools that a model may call: parsed from a request, described to the model, and enforced if the request says so.
+
+A chat template of a known family receives the tools, and calls are parsed in the family's format. For other templates,
+a system message lists the tools and says how to call them.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, Literal
+
+from bitnet.core.errors import brief
+from bitnet.server.chat.tool_calls import CLOSE, OPEN, PYTHON_TAG, CallParser
+from bitnet.server.forms.schema import SchemaError, bounded, prepared
+from bitnet.server.forms.structured import ANY_OBJECT, Form, available
+from bitnet.server.request.bounded_json import parse_text
+from bitnet.server.request.errors import unsupported, wrong
+from bitnet.server.request.fields import Fields
+
+if TYPE_CHECKING:
+    from bitnet.core.text.chat import ChatTemplate
+
+MAX_TOOLS = 128
+MAX_NAME = 64
+CHOICES = ("none", "auto", "required", "any")
+"""Words of ``tool_choice``; ``any`` is another name of ``required``."""
+
+Family = Literal["tagged", "llama", "generic"]
+"""``tagged``: the format of Hermes and Qwen; ``generic``: the format requested from models with other templates."""
+
+
+@dataclass(frozen=True, slots=True)
+class Tool:
+    """A function that the model may call.
+
+    Attributes:
+        parameters: JSON schema of its arguments.
+        strict: Whether a call's arguments must fit the schema.
+        field: Its path in the body.
+    """
+
+    name: str
+    description: str
+    parameters: Mapping[str, Any]
+    strict: bool
+    field: str
+
+    def described(self) -> dict[str, Any]:
+        """The tool in the form that chat templates read."""
+        function = {"name": self.name, "description": self.description, "parameters": self.parameters}
+        return {"type": "function", "function": function}
+
+
+@dataclass(frozen=True, slots=True)
+class Tools:
+    """The tools of a request.
+
+    Attributes:
+        known: All tools, which are described to the model.
+        names: Names of the tools that may be called.
+        required: Whether one must be called.
+        parallel: Whether more than one may be called in an answer.
+    """
+
+    known: tuple[Tool, ...]
+    names: frozenset[str]
+    required: bool = False
+    parallel: bool = True
+
+    def parser(self, template: ChatTemplate | None, prefix: str = "call_") -> CallParser:
+        """A parser for one answer."""
+        tagged, parallel = family(template) == "tagged", self.parallel
+        return CallParser(self.names, tagged=tagged, parallel=parallel, prefix=prefix, required=self.required)
+
+    def parsed(self, text: str, template: ChatTemplate | None, prefix: str = "call_") -> CallParser:
+        """A parser that has processed a whole answer."""
+        parser = self.parser(template, prefix)
+        parser.push(text)
+        parser.end()
+        return parser
+
+    def form(self, template: ChatTemplate | None) -> Form | None:
+        """The form that the answer must have; None: any.
+
+        Raises:
+            RequestError: The answer must have a form, but ``llguidance`` is not installed.
+        """
+        allowed = [tool for tool in self.known if tool.name in self.names]
+        strict = [tool for tool in allowed if tool.strict]
+        if not self.required and not strict:
+            return None
+        if not available():
+            field = "tool_choice" if self.required else f"{strict[0].field}.strict"
+            raise unsupported(field, 'the server lacks llguidance (pip install "bitnet-server[structured]").')
+        return "tools", lambda: self._grammar(allowed, template), "tools"
+
+    def _grammar(self, allowed: Sequence[Tool], template: ChatTemplate | None) -> str:
+        """A Lark grammar of the answers; without ``required``, text is allowed in place of calls."""
+        kind = family(template)
+        tagged, key = kind == "tagged", "parameters" if kind == "llama" else "arguments"
+        held = [tool.parameters if self.required or tool.strict else ANY_OBJECT for tool in allowed]
+        rules = ["%llguidance {}"]
+        calls = " | ".join(f"call_{i}" for i in range(len(allowed)))
+        if self.required or not tagged:
+            more = ('("; " call)*' if kind == "llama" else '("\\n" call)*') if self.parallel else ""
+            rules.append(f"start: call {more}" if self.required else f"start: call {more} | FREE")
+            rules.append(f"call: {calls}")
+            if not self.required:
+                rules.append(r"FREE: /\s*([^\s{\[<](.|\n)*)?/")
+        else:
+            rules.append(f"start: ({calls}){'*' if self.parallel else '?'} TEXT")
+            rules.append(r"TEXT: /(.|\n)*/")
+        for i, (tool, schema) in enumerate(zip(allowed, held, strict=True)):
+            begin = f'{{"name": {json.dumps(tool.name)}, "{key}": '
+            opening, begin = (OPEN, "\n" + begin) if tagged else ("", begin)
+            ending = "}\n" + CLOSE if tagged else "}"
+            if tagged and not self.required:
+                rules.append(f"open_{i}[lazy]: TEXT {json.dumps(opening)}")
+                opening = f"open_{i}"
+            else:
+                begin, opening = opening + begin, ""
+            rules.append(f"call_{i}: {opening} {json.dumps(begin)} arguments_{i} {json.dumps(ending)}")
+            compact = {"x-guidance": {"whitespace_flexible": False}}
+            rules.append(f"arguments_{i}: %json {json.dumps({**_prepared(tool, schema), **compact})}")
+        return "\n".join(rules)
+
+
+def _prepared(tool: Tool, schema: Mapping[str, Any]) -> dict[str, Any]:
+    try:
+        bounded(schema)
+        found: dict[str, Any] = prepared(schema)
+    except SchemaError as error:
+        raise wrong(tool.field, str(error)) from None
+    return found
+
+
+def family(template: ChatTemplate | None) -> Family:
+    """The format in which a model writes calls, derived from its template."""
+    source = "" if template is None else template.source
+    if "tools" not in source:
+        return "generic"
+    if OPEN in source:
+        return "tagged"
+    return "llama" if PYTHON_TAG in source else "generic"
+
+
+def told(
+    messages: Sequence[dict[str, Any]], tools: Tools | None, template: ChatTemplate | None
+) -> tuple[list[dict[str, Any]], list[dict[str, Any]] | None]:
+    """A conversation in the form that the template accepts, and the tools to pass to it; None: it accepts none."""
+    kind = family(template)
+    if kind != "generic":
+        made = [sound for message in messages for sound in _sound_calls(message)]
+        if kind == "llama":
+            made = [one for message in made for one in _one_call_each(message)]
+        return made, [tool.described() for tool in tools.known] if tools else None
+    called = {call["id"]: call["function"]["name"] for message in messages for call in message.get("tool_calls", ())}
+    made = [_in_words(message, called) for message in messages]
+    if tools is None:
+        return made, None
+    system = [made.pop(0)["content"]] if made[0]["role"] == "system" else []
+    return [{"role": "system", "content": "\n\n".join([*system, _instruction(tools)])}, *made], None
+
+
+def _sound_calls(message: dict[str, Any]) -> list[dict[str, Any]]:
+    """A message with its broken calls as text, as templates take only arguments that are objects. Sound calls follow in
+    a message of their own, as some templates write either a text or calls."""
+    calls = message.get("tool_calls", ())
+    broken = [call for call in calls if isinstance(call["function"]["arguments"], str)]
+    if not broken:
+        return [message]
+    text = {"role": message["role"], "content": _joined(message["content"], broken)}
+    sound = [call for call in calls if not isinstance(call["function"]["arguments"], str)]
+    return [text, {**message, "content": "", "tool_calls": sound}] if sound else [text]
+
+
+def _joined(content: str, calls: Sequence[dict[str, Any]]) -> str:
+    """A text with calls after it, as JSON; the JSON of a broken call breaks off where its arguments do."""
+    return "\n".join(filter(None, [content, *(_written(call["function"]) for call in calls)]))
+
+
+def _written(function: dict[str, Any]) -> str:
+    if isinstance(function["arguments"], dict):
+        return json.dumps(function, ensure_ascii=False)
+    return f'{{"name": {json.dumps(function["name"], ensure_ascii=False)}, "arguments": {function["arguments"]}'
+
+
+def _one_call_each(message: dict[str, Any]) -> list[dict[str, Any]]:
+    """Split a message into several, as Llama's templates accept one call per message."""
+    calls = message.get("tool_calls", ())
+    return [{**message, "tool_calls": [call]} for call in calls] if len(calls) > 1 else [message]
+
+
+def _instruction(tools: Tools) -> str:
+    """The system message about tools for models whose template does not describe them."""
+    lines = [json.dumps(tool.described()["function"], ensure_ascii=False) for tool in tools.known]
+    must = "You must call a function." if tools.required else "Call one only where it helps; else answer in words."
+    return "\n".join(
+        [
+            "You can call these functions:",
+            *lines,
+            'To call one, answer with nothing but JSON: {"name": the function\'s name, "arguments": {…}}',
+            must,
+        ]
+    )
+
+
+def _in_words(message: dict[str, Any], called: Mapping[str, str]) -> dict[str, Any]:
+    """A message with calls and results as plain text, for templates that do not support them.
+
+    Args:
+        called: Maps the ids of calls to the names of their functions.
+    """
+    if message["role"] == "tool":
+        name = called.get(message.get("tool_call_id", ""), "the function")
+        return {"role": "user", "content": f"Result of {message.get('name', name)}: {message['content']}"}
+    if "tool_calls" in message:
+        return {"role": message["role"], "content": _joined(message["content"], message["tool_calls"])}
+    return message
+
+
+def function_call(fields: Fields, id: str | None, arguments: str = "arguments") -> dict[str, Any]:
+    """A call in a conversation. Its arguments are an object, or text if they are not one: a call that was cut off, or
+    that the model wrote wrongly, is part of the conversation, too.
+
+    Raises:
+        RequestError: The name is missing.
+    """
+    fields.require("name")
+    value = fields.values.get(arguments)
+    if isinstance(value, str):
+        with suppress(ValueError):
+            value = parse_text(value or "{}")
+    if value is not None and not isinstance(value, dict):
+        given = fields.values[arguments]
+        value = given if isinstance(given, str) else json.dumps(given, ensure_ascii=False)
+    return made_call(id or "", fields.text("name") or "", value or {})
+
+
+def made_call(id: str, name: str, arguments: dict[str, Any] | str) -> dict[str, Any]:
+    """A call as conversations hold it. Arguments that are text are no JSON object; see :func:`told`."""
+    return {"id": id, "type": "function", "function": {"name": name, "arguments": arguments}}
+
+
+def openai_tools(fields: Fields, *, nested: bool = True) -> Tools | None:
+    """``tools``, ``tool_choice`` and ``parallel_tool_calls`` of OpenAI's and Ollama's APIs; None: none may be called.
+
+    Args:
+        nested: Whether a function is under the key ``function``, as in chats, or in the tool itself, as in responses.
+
+    Raises:
+        RequestError: A tool or the choice is invalid, or of a kind that this server does not support.
+    """
+    known = []
+    for given in fields.objects("tools", MAX_TOOLS) or ():
+        if (kind := given.text("type", "function")) != "function":
+            raise unsupported(given.name("type"), f"{brief(kind)} is not supported; only functions are.")
+        if nested:
+            given.require("function")
+        function = (given.object("function") if nested else None) or given
+        known.append(read_tool(function, "parameters"))
+    tools = _all_of(known, fields)
+    parallel = fields.flag("parallel_tool_calls", True)
+    if isinstance(fields.values.get("tool_choice"), dict):
+        return _described(tools, fields.object("tool_choice") or fields, nested, parallel)
+    return chosen(tools, fields.choice("tool_choice", CHOICES, "auto"), "tool_choice", parallel=parallel)
+
+
+def read_tool(function: Fields, parameters: str) -> Tool:
+    """A tool with ``name``, ``description``, ``strict`` and the schema in ``parameters``."""
+    function.require("name")
+    name = function.text("name") or ""
+    if len(name) > MAX_NAME or not all(c.isalnum() or c in "_-.:/" for c in name):
+        raise wrong(
+            function.name("name"), f"is {brief(name)}; it must be letters, digits, _ and -, {MAX_NAME} at most."
+        )
+    schema = function.object(parameters)
+    values = {"type": "object", "properties": {}} if schema is None else dict(schema.values)
+    if schema is not None and values.setdefault("type", "object") != "object":
+        raise wrong(schema.name("type"), f"is {brief(values['type'])}; arguments are an object.")
+    return Tool(name, function.text("description") or "", values, function.flag("strict"), function.name(parameters))
+
+
+def _all_of(known: Sequence[Tool], fields: Fields) -> Tools | None:
+    names = frozenset(tool.name for tool in known)
+    if len(names) < len(known):
+        raise wrong(fields.name("tools"), "has two tools with the same name.")
+    return Tools(tuple(known), names) if known else None
+
+
+def chosen(
+    tools: Tools | None, choice: str, field: str, *, parallel: bool, names: Sequence[str] | None = None
+) -> Tools | None:
+    """The tools left by a choice, one of :data:`CHOICES`.
+
+    Args:
+        field: What asks for it, for errors.
+        names: The only tools that may be called; None: all.
+
+    Raises:
+        RequestError: A call to a tool that does not exist is required.
+    """
+    if choice == "none":
+        return None
+    if tools is None:
+        if choice == "auto" and not names:
+            return None
+        raise wrong(field, "asks for a call, but there are no tools.")
+    if names is not None:
+        if (other := next((name for name in names if name not in tools.names), None)) is not None:
+            raise wrong(field, f"names {brief(other)}, which is not one of the tools.")
+        tools = replace(tools, names=frozenset(names))
+    return replace(tools, required=choice != "auto", parallel=parallel)
+
+
+def _described(tools: Tools | None, choice: Fields, nested: bool, parallel: bool) -> Tools | None:
+    """A choice that is an object: a function, several with ``allowed_tools``, or a word as its type."""
+    kind = choice.text("type", "function") or ""
+    if kind in CHOICES:
+        return chosen(tools, kind, choice.name("type"), parallel=parallel)
+    if kind == "allowed_tools":
+        allowed = (choice.object(kind) if nested else None) or choice
+        allowed.require("tools")
+        mode = allowed.choice("mode", ("auto", "required"), "auto")
+        given = [_name(tool, nested) for tool in allowed.objects("tools", MAX_TOOLS) or ()]
+        if not given:
+            raise wrong(allowed.name("tools"), "is empty; to forbid calls, set tool_choice to none.")
+        return chosen(tools, mode, allowed.name("tools"), parallel=parallel, names=given)
+    if kind != "function":
+        raise unsupported(choice.name("type"), f"{brief(kind)} cannot be requested; only a function can.")
+    return chosen(tools, "required", choice.name(kind), parallel=False, names=[_name(choice, nested)])
+
+
+def _name(choice: Fields, nested: bool) -> str:
+    """The name of a chosen function."""
+    named = (choice.object("function") if nested else None) or choice
+    named.require("name")
+    return named.text("name") or ""
+
+
+def anthropic_tools(fields: Fields) -> Tools | None:
+    """``tools`` and ``tool_choice`` of Anthropic's API; None: nothing may be called.
+
+    Raises:
+        RequestError: As for :func:`openai_tools`.
+    """
+    known = []
+    for given in fields.objects("tools", MAX_TOOLS) or ():
+        if (kind := given.text("type", "custom")) != "custom":
+            raise unsupported(given.name("type"), f"{brief(kind)} is not supported; only the client's tools are.")
+        known.append(read_tool(given, "input_schema"))
+    tools = _all_of(known, fields)
+    choice = fields.object("tool_choice") or Fields({"type": "auto"}, "tool_choice")
+    choice.require("type")
+    kind = choice.choice("type", ("none", "auto", "any", "tool"), "")
+    parallel = not choice.flag("disable_parallel_tool_use")
+    if kind == "tool":
+        choice.require("name")
+        return chosen(tools, "required", choice.name("name"), parallel=False, names=[choice.text("name") or ""])
+    return chosen(tools, "required" if kind == "any" else kind, choice.name("type"), parallel=parallel)
+
+
+def only_form(tools: Tools | None, form: Form | None, template: ChatTemplate | None) -> Form | None:
+    """The form that the answer must have, from its tools or the requested form.
+
+    Raises:
+        RequestError: Both were given; an answer with a required form cannot call tools.
+    """
+    if tools is None:
+        return form
+    if form is not None:
+        raise wrong(form[2], "and tools cannot both be given; set tool_choice to none.")
+    return tools.form(template)

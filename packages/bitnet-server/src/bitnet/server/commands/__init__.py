@@ -1,0 +1,1 @@
+"""Commands of ``bitnet`` that this package adds."""

@@ -1,0 +1,286 @@
+"""``bitnet serve``. ``bitnet --help`` imports this module, so it imports the server inside functions."""
+
+from __future__ import annotations
+
+import math
+import stat
+from collections import Counter
+from collections.abc import Sequence
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from bitnet.core.cli.console import read_text
+from bitnet.core.cli.options import F, FileName, context_option, load, model_options
+from bitnet.core.errors import InvalidInputError
+
+if TYPE_CHECKING:
+    from bitnet.server.models.service import Source
+
+GROUPS = {
+    "Clients": ("alias", "api_key", "api_key_file", "cors", "page"),
+    "Limits": (
+        *("parallel", "max_queue", "max_queue_tokens", "max_memory", "max_stored", "timeout", "max_body", "drain"),
+    ),
+    "Network": ("host", "port", "uds", "root_path", "ssl_certfile", "ssl_keyfile", "log_format"),
+}
+"""Maps headings of the help to the options under them; all other options are under the model's heading."""
+
+
+class Finite(click.FloatRange):
+    """A finite number in a range."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        number = super().convert(value, param, ctx)
+        if not math.isfinite(number):
+            self.fail(f"{value} is not a finite number.", param, ctx)
+        return number
+
+
+class Grouped(click.Command):
+    """A command whose help groups its options."""
+
+    def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        named = {name for names in GROUPS.values() for name in names}
+        model = [p.name for p in self.get_params(ctx) if p.name not in named]
+        for heading, names in {"Model": model, **GROUPS}.items():
+            records = [p.get_help_record(ctx) for p in self.get_params(ctx) if p.name in names]
+            with formatter.section(heading):
+                formatter.write_dl([record for record in records if record is not None])
+
+
+def _not_empty(ctx: click.Context, param: click.Option, given: Any) -> Any:
+    if not all(one.strip() for one in (given if param.multiple else (given,))):
+        what = str(param.metavar).lower()
+        raise click.BadParameter(f"the {what} is empty; leave the option out for the default.", ctx, param)
+    return given
+
+
+def _root_path(ctx: click.Context, param: click.Option, given: str) -> str:
+    """The path with a slash before it and none after it."""
+    if not given.isascii() or not given.isprintable() or " " in given:
+        raise click.BadParameter("the path must be of ASCII characters without spaces.", ctx, param)
+    return f"/{given.strip('/')}".rstrip("/")
+
+
+def several_models(function: F) -> F:
+    """:data:`model_options`, with a repeatable ``-m``."""
+    decorated = model_options(function)
+    (option,) = (p for p in decorated.__click_params__ if p.name == "model")  # type: ignore[attr-defined]
+    option.multiple = True
+    option.help = "GGUF model, or hf:ORG/NAME[:FILE]; repeatable.  [default: the small one in this package]"
+    return decorated
+
+
+@click.command(cls=Grouped)
+@several_models
+@context_option
+@click.option(
+    "--alias",
+    metavar="NAME",
+    multiple=True,
+    callback=_not_empty,
+    help="Name for clients; one for each -m, in order. One model may have several.  [default: the file's]",
+)
+@click.option(
+    "-np",
+    "--parallel",
+    metavar="N",
+    type=click.IntRange(1, 1024),
+    default=8,
+    show_default=True,
+    help="Maximum requests that run at the same time.",
+)
+@click.option(
+    "--max-queue",
+    metavar="N",
+    type=click.IntRange(0),
+    default=64,
+    show_default=True,
+    help="Maximum waiting requests; further ones get status 429.",
+)
+@click.option(
+    "--max-queue-tokens",
+    metavar="N",
+    type=click.IntRange(0),
+    help="Maximum waiting prompt tokens.  [default: no limit]",
+)
+@click.option(
+    "--max-memory",
+    metavar="GB",
+    type=Finite(min=0, min_open=True),
+    help="Maximum gigabytes of all models; the least recently used are unloaded.  [default: no limit]",
+)
+@click.option(
+    "--max-stored",
+    metavar="N",
+    type=click.IntRange(0),
+    default=256,
+    show_default=True,
+    help="Responses kept in memory for previous_response_id.",
+)
+@click.option(
+    "--timeout",
+    metavar="S",
+    type=Finite(min=0, min_open=True),
+    help="Maximum seconds for a request.  [default: no limit]",
+)
+@click.option(
+    "--max-body",
+    metavar="MB",
+    type=Finite(min=0, min_open=True),
+    default=16,
+    show_default=True,
+    help="Maximum megabytes of a request's body.",
+)
+@click.option(
+    "--host",
+    metavar="ADDRESS",
+    default="127.0.0.1",
+    show_default=True,
+    callback=_not_empty,
+    help="Address to listen on; 0.0.0.0: all interfaces.",
+)
+@click.option(
+    "--port",
+    metavar="N",
+    type=click.IntRange(0, 65535),
+    default=8080,
+    show_default=True,
+    help="Port to listen on; 0: any free one.",
+)
+@click.option("--uds", metavar="FILE", type=FileName(), help="UNIX socket to listen on instead.")
+@click.option(
+    "--root-path",
+    metavar="PATH",
+    default="",
+    callback=_root_path,
+    help="Path prefix under which a proxy serves this, whether it strips the prefix or not.",
+)
+@click.option("--ssl-certfile", metavar="FILE", type=FileName(), help="Certificate, for HTTPS.")
+@click.option("--ssl-keyfile", metavar="FILE", type=FileName(), help="Private key of the certificate.")
+@click.option(
+    "--api-key",
+    metavar="KEY",
+    multiple=True,
+    envvar="BITNET_API_KEY",
+    show_envvar=True,
+    callback=_not_empty,
+    help="API key that requests must have; repeatable.",
+)
+@click.option("--api-key-file", metavar="FILE", type=FileName(), help="File of API keys, one per line.")
+@click.option(
+    "--cors",
+    metavar="ORIGIN",
+    multiple=True,
+    help="Origin whose pages may call the server; repeatable.  [default: none]",
+)
+@click.option("--page/--no-page", default=True, show_default=True, help="Serve the chat page at /.")
+@click.option(
+    "--log-format",
+    type=click.Choice(["text", "json"]),
+    default="text",
+    show_default=True,
+    help="Format of the access log, which contains no prompts.",
+)
+@click.option(
+    "--drain",
+    metavar="S",
+    type=Finite(min=0),
+    default=30,
+    show_default=True,
+    help="Seconds within which running requests must end after SIGTERM.",
+)
+def serve(**params: Any) -> None:
+    """Serve models over HTTP: the OpenAI, Anthropic and Ollama APIs, and a chat page.
+
+    \b
+    bitnet serve -m model.gguf
+    bitnet serve -m small.gguf -m large.gguf --max-memory 8
+    bitnet serve -m model.gguf --host 0.0.0.0 --api-key-file keys.txt
+    """
+    if params["ssl_keyfile"] is not None and params["ssl_certfile"] is None:
+        raise click.UsageError("--ssl-keyfile needs --ssl-certfile, the certificate that the key belongs to.")
+    for name in ("ssl_certfile", "ssl_keyfile"):
+        if params[name] is not None:
+            _check_readable(f"--{name.replace('_', '-')}", params[name])
+    if params["uds"] is not None and not params["uds"].absolute().parent.is_dir():
+        raise InvalidInputError(f"--uds {params['uds']}: its folder does not exist.")
+
+    from bitnet.server.http.listening import Listen, serve_models
+    from bitnet.server.models.service import Settings
+
+    settings = Settings(
+        api_keys=(*params["api_key"], *_keys_of(params["api_key_file"])),
+        max_queue=params["max_queue"],
+        max_seqs=params["parallel"],
+        max_body=int(params["max_body"] * 1e6),
+        timeout=params["timeout"],
+        cors=params["cors"],
+        page=params["page"],
+        max_stored=params["max_stored"],
+        max_memory=None if params["max_memory"] is None else int(params["max_memory"] * 1e9),
+    )
+    names = ("host", "port", "uds", "root_path", "ssl_certfile", "ssl_keyfile", "log_format", "drain")
+    serve_models(_sources(params), settings, Listen(**{name: params[name] for name in names}))
+
+
+def _sources(params: dict[str, Any]) -> list[Source]:
+    """The models and their names."""
+    from bitnet.core.gguf import GGUFFile
+    from bitnet.core.gguf.split import whole_name
+    from bitnet.core.hub import local_path
+    from bitnet.core.model.default import default_model_path
+    from bitnet.server.models.service import Source
+
+    files, aliases = params["model"] or (None,), params["alias"]
+    paths = [default_model_path() if file is None else Path(local_path(file)) for file in files]
+    if len(files) == 1 and aliases:
+        names = [tuple(aliases)]
+    elif aliases and len(aliases) != len(files):
+        raise InvalidInputError(f"--alias names {len(aliases)} of {len(files)} models; give it once for each.")
+    else:
+        names = [(name,) for name in aliases] or _names(files, [whole_name(path.stem) for path in paths])
+    every = [name for some in names for name in some]
+    if len(set(every)) < len(every):
+        raise InvalidInputError("two models have the same name.", hint="Name them with --alias.")
+    for path in paths[1:]:  # these models are loaded on demand, but a broken file is an error now
+        GGUFFile(path)
+    bounds = {"max_seqs": params["parallel"], **{name: params[name] for name in ("max_queue", "max_queue_tokens")}}
+    loads = [partial(load, {**params, "model": path}, **bounds) for path in paths]
+    return [Source(*found) for found in zip(names, paths, loads, strict=True)]
+
+
+def _names(files: Sequence[Any], stems: Sequence[str]) -> list[tuple[str, ...]]:
+    """Names of models. One from the hub has the name by which it was asked for, its repository's and its file's, and
+    another one its file's; all but the first only where no other model has them."""
+    from bitnet.core.hub.names import PREFIX, parse
+
+    asked = [parse(file) if isinstance(file, str) and file.startswith(PREFIX) else None for file in files]
+    several = [
+        [stem] if name is None else [*dict.fromkeys((str(name), name.repo, stem))]
+        for name, stem in zip(asked, stems, strict=True)
+    ]
+    count = Counter(name for names in several for name in names)
+    return [(names[0], *(name for name in names[1:] if count[name] == 1)) for names in several]
+
+
+def _check_readable(option: str, file: Path) -> None:
+    """Raise an error that names the option and the file, as those of TLS do not."""
+    try:
+        if not stat.S_ISREG(file.stat().st_mode):  # OpenSSL opens it twice, and would wait for a pipe's other end
+            raise InvalidInputError(f"{option} {file} is not a file.")
+        file.open("rb").close()
+    except OSError as error:
+        raise InvalidInputError(f"{option} {file} cannot be read: {error.strerror}.") from None
+
+
+def _keys_of(file: Path | None) -> list[str]:
+    if file is None:
+        return []
+    keys = [line.strip() for line in read_text(file).splitlines()]
+    if not any(keys):
+        raise InvalidInputError(f"--api-key-file {file} has no key.", hint="Write one key on each line.")
+    return [key for key in keys if key]

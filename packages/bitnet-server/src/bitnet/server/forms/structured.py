@@ -1,0 +1,184 @@
+"""Structured output: JSON schemas, regular expressions and grammars as constraints, enforced by ``llguidance``.
+
+A form that cannot be compiled is refused before anything is generated, and if a matcher fails, its generation ends with
+an error. So an answer never violates the requested form silently.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import re
+from collections.abc import Awaitable, Callable, Mapping
+from typing import Any
+
+from bitnet.core.errors import brief
+from bitnet.core.text.tokenizer import Tokenizer
+from bitnet.server.forms.matchers import FormError, Matcher, Matchers, Source
+from bitnet.server.forms.schema import SchemaError, bounded, prepared
+from bitnet.server.request.errors import RequestError, unsupported, wrong
+from bitnet.server.request.fields import Fields
+
+Form = tuple[str, Any, str]
+"""Kind (``json``, ``regex``, ``lark``, ``choice`` or ``tools``), source, and the field that contained it. The source of
+``tools`` is a function that makes a Lark grammar."""
+InThread = Callable[[Callable[[], Source]], Awaitable[Source]]
+
+ANY_OBJECT: Mapping[str, Any] = {"type": "object"}
+
+
+class Compiler:
+    """Makes constraints for one tokenizer."""
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self._matchers = Matchers(tokenizer)
+
+    async def compile(self, form: Form, in_thread: InThread) -> Constraints:
+        """A function that makes a constraint for each continuation.
+
+        Args:
+            in_thread: Runs host work outside the event loop.
+
+        Raises:
+            RequestError: The source is not a valid schema, expression or grammar, has unsupported features, or exceeds
+                a limit.
+        """
+        field = form[2]
+        source = await in_thread(lambda: _source(form))
+        try:  # other requests may wait for the same form
+            await asyncio.shield(asyncio.wrap_future(self._matchers.compile(source)))
+        except FormError as error:
+            raise wrong(field, f"cannot be compiled: {error}") from None
+        return Constraints(self._matchers, source)
+
+    def close(self) -> None:
+        """End the helper processes."""
+        self._matchers.close()
+
+
+class Constraints:
+    """Makes the constraints of a request, each for one continuation."""
+
+    def __init__(self, matchers: Matchers, source: Source) -> None:
+        self._matchers, self._source = matchers, source
+        self._made: list[Matcher] = []
+
+    def __call__(self) -> Matcher:
+        self._made.append(Matcher(self._matchers, self._source))
+        return self._made[-1]
+
+    def close(self) -> None:
+        """Free them; their generations have ended."""
+        for matcher in self._made:
+            matcher.close()
+
+
+def _source(form: Form) -> Source:
+    """What is compiled.
+
+    Raises:
+        RequestError: The form exceeds a limit, or is a schema that cannot be prepared.
+    """
+    kind, given, field = form
+    try:
+        if kind == "tools":
+            return Source("lark", given())
+        bounded(given)
+        if kind == "json":
+            return Source("json", json.dumps(prepared(given)))
+    except SchemaError as error:
+        raise wrong(field, str(error)) from None
+    if kind == "choice":
+        return Source("regex", "|".join(map(re.escape, given)))
+    return Source("lark" if kind == "lark" else "regex", given)
+
+
+def available() -> bool:
+    """Whether ``llguidance`` is installed."""
+    from importlib.util import find_spec
+
+    return find_spec("llguidance") is not None
+
+
+def checked(form: Form | None, fields: Fields) -> Form | None:
+    """Check that a form can be enforced.
+
+    Raises:
+        RequestError: ``llguidance`` is not installed, or another field would cut or change the constrained answer.
+    """
+    if form is None:
+        return None
+    field = form[2]
+    if not available():
+        raise unsupported(field, 'the server lacks llguidance (pip install "bitnet-server[structured]").')
+    why = f"it would break what {field} asks for."
+    fields.refuse({"ignore_eos": why, "min_tokens": why}, (None, False, 0))
+    return form
+
+
+def openai_form(fields: Fields) -> Form | None:
+    """The form requested by ``response_format`` or vLLM's ``structured_outputs``; None: none.
+
+    Raises:
+        RequestError: The field is invalid.
+    """
+    outputs = fields.object("structured_outputs")
+    form = fields.object("response_format")
+    found = None if form is None else format_of(form, form.object("json_schema") or form)
+    if "json_schema" in fields:  # llama.cpp's own
+        if found is not None:
+            raise wrong("json_schema", "and response_format cannot both be given.")
+        found = "json", _schema(fields, "json_schema"), "json_schema"
+    if outputs is None:
+        return checked(found, fields)
+    if found is not None:
+        raise wrong("structured_outputs", f"and {found[2].partition('.')[0]} cannot both be given.")
+    kinds = {"json": "json", "regex": "regex", "grammar": "lark", "choice": "choice"}
+    given = [name for name in outputs.values if name in outputs]
+    if len(given) != 1 or given[0] not in kinds:
+        raise wrong("structured_outputs", f"must have one of {', '.join(kinds)}.")
+    (name,) = given
+    if name == "json":
+        return checked(("json", _schema(outputs, "json"), outputs.name(name)), fields)
+    if name == "choice":
+        choices = outputs.strings(name)
+        if not choices:
+            raise wrong(outputs.name(name), "is empty.")
+        return checked(("choice", choices, outputs.name(name)), fields)
+    return checked((kinds[name], outputs.text(name), outputs.name(name)), fields)
+
+
+def format_of(form: Fields, holder: Fields) -> Form | None:
+    """A format by its ``type``: ``text``, ``json_object``, or ``json_schema``, whose schema is in ``holder``.
+
+    ``json_object`` may have a schema, too, as llama.cpp's users write it.
+    """
+    form.require("type")
+    kind = form.choice("type", ("text", "json_object", "json_schema"), "")
+    if kind == "json_schema":
+        holder.require("schema")
+        return "json", _schema(holder, "schema"), holder.name("schema")
+    if kind == "json_object" and "schema" in form:
+        return "json", _schema(form, "schema"), form.name("schema")
+    return ("json", ANY_OBJECT, form.name("type")) if kind == "json_object" else None
+
+
+def ollama_form(fields: Fields) -> Form | None:
+    """The form requested by Ollama's ``format``: ``"json"``, or a schema."""
+    value = fields.values.get("format")
+    if value is None or value == "":
+        return None
+    return checked(("json", ANY_OBJECT if value == "json" else _schema(fields, "format"), "format"), fields)
+
+
+def _schema(fields: Fields, name: str) -> Any:
+    value = fields.values[name]
+    if not isinstance(value, dict | bool):
+        raise wrong(fields.name(name), f"is {brief(value)}; it must be a JSON schema.")
+    return value
+
+
+def failure(reason: object) -> RequestError:
+    """The error for an answer whose form could not be enforced."""
+    message = f"The answer could not be held to the form that was asked for: {reason}"
+    return RequestError(500, message, code="constraint_failed")

@@ -1,0 +1,1 @@
+"""An answer: its options, and its course from the prompt to the last token."""

@@ -1,0 +1,293 @@
+"""Runs a parsed request: submits it, answers as a stream or whole, and cancels it if the client goes away."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+
+from bitnet.core import Chunk, Completion, Request
+from bitnet.core.engine.constraint import MakesConstraint
+from bitnet.server.forms import structured
+from bitnet.server.generation.token_rules import TokenRules
+from bitnet.server.models.service import Service
+from bitnet.server.request.call import Call, ClientGone
+from bitnet.server.request.errors import RequestError, as_request_error
+
+if TYPE_CHECKING:
+    from bitnet.core.engine.options import OptionArguments
+
+log = logging.getLogger("bitnet.server")
+T = TypeVar("T")
+
+SSE = "text/event-stream; charset=utf-8"
+NDJSON = "application/x-ndjson"
+Part = TypeVar("Part", Chunk, Completion)
+PING = b": ping\n\n"
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """The continuations of a request, ``n`` for each prompt in order, and their receipts if requested."""
+
+    completions: Sequence[Completion]
+    n: int
+    receipts: Sequence[dict[str, Any]] | None
+
+    @property
+    def prompt_tokens(self) -> int:
+        """Tokens of the prompts; each prompt counts once, however many continuations it has."""
+        return sum(c.timings.prompt_tokens for c in self.completions[:: self.n])
+
+    @property
+    def cached_tokens(self) -> int:
+        return sum(c.timings.cached_tokens for c in self.completions[:: self.n])
+
+    @property
+    def generated_tokens(self) -> int:
+        return sum(len(c.tokens) for c in self.completions)
+
+    @property
+    def devices(self) -> str:
+        """Names of the devices that computed it."""
+        return ", ".join(dict.fromkeys(name for c in self.completions for name in c.devices))
+
+
+class Answer(Protocol):
+    """Formats an answer as an API does. Events are bytes that are sent unchanged."""
+
+    def begin(self, prompt_tokens: int) -> Iterable[bytes]:
+        """Events before the first chunk."""
+        ...
+
+    def piece(self, index: int, chunk: Chunk) -> Iterable[bytes]:
+        """Events for a chunk of continuation ``index``; its last chunk has a ``finish_reason``."""
+        ...
+
+    def end(self, result: Result) -> Iterable[bytes]:
+        """Events after the last chunk."""
+        ...
+
+    def failed(self, error: RequestError) -> Iterable[bytes]:
+        """Events that end a stream with an error."""
+        ...
+
+    def whole(self, result: Result) -> Any:
+        """The answer as one JSON document."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """A parsed request.
+
+    Attributes:
+        prompts: Makes the prompts' token ids; runs outside the event loop, as templates and tokenizers are slow.
+        n: Number of continuations of each prompt.
+        stream: Content type of a stream; None: one document.
+        receipt: Whether the answer includes a receipt of each continuation.
+        form: The format that the answer must have; None: any.
+        rules: Which tokens it may hold; None: any.
+        include_stop: Whether the stop string that ends an answer is part of its text.
+    """
+
+    prompts: Callable[[], Sequence[Sequence[int]]]
+    options: OptionArguments
+    answer: Answer
+    n: int = 1
+    stream: str | None = None
+    receipt: bool = False
+    form: structured.Form | None = None
+    rules: TokenRules | None = None
+    include_stop: bool = False
+
+
+async def run(service: Service, call: Call, job: Job) -> None:
+    """Answer a request.
+
+    Raises:
+        BitNetError: It cannot be answered; nothing has been sent yet.
+        ClientGone: The client went away; its generations have ended.
+    """
+    ping = PING if job.stream == SSE else b""
+    if job.stream is not None:
+        call.begin_stream(job.stream)
+    await call.watch(_Run(service, call, job)(), ping=ping)
+
+
+class _Run:
+    """The state of one request in the engine."""
+
+    def __init__(self, service: Service, call: Call, job: Job) -> None:
+        self._service, self._call, self._job = service, call, job
+        self._reason: RequestError | None = None
+        self._requests: list[Request] = []
+        self._constraint: structured.Constraints | None = None
+        self._awaited: asyncio.Future[Any] | None = None  # work that has not been submitted yet
+        self._over = False
+        self._prompt_tokens = 0
+
+    async def __call__(self) -> None:
+        job, service = self._job, self._service
+        late = None
+        if (until := self._call.until) is not None:
+            seconds = max(0.0, until - time.monotonic())
+            late = asyncio.get_running_loop().call_later(seconds, self._end, service.host.too_late)
+        try:
+            with service.host.running(self._end):
+                await (self._stream() if job.stream is not None else self._whole())
+        finally:
+            if late is not None:
+                late.cancel()
+            self._over = True
+            self._release()
+
+    async def _submitted(self) -> None:
+        """Compile the form, make the prompt and submit it."""
+        host, job = self._service.host, self._job
+        if job.form is not None:
+            compiling = self._service.compiler.compile(job.form, host.in_thread)
+            self._constraint = await self._in_time(compiling)
+        await self._in_time(host.in_thread(self._submit))
+        if self._reason is not None:  # it was cancelled while its prompt was being made
+            raise self._reason
+
+    def _submit(self) -> None:
+        if self._over:
+            return
+        job = self._job
+        prompts = job.prompts()
+        self._prompt_tokens = sum(map(len, prompts))
+        constraint: MakesConstraint | None = self._constraint
+        if job.rules is not None:
+            constraint = job.rules.over(self._service.model.tokenizer, constraint)
+        submit = self._service.model.submit_batch
+        self._requests = submit(prompts, n=job.n, constraint=constraint, **job.options)
+        if self._over:  # the client went away meanwhile
+            self._release()
+
+    async def _in_time(self, work: Awaitable[T]) -> T:
+        """Await work, unless the request's deadline passes or the server ends it. The work itself may go on."""
+        if self._reason is not None:
+            raise self._reason
+        self._awaited = task = asyncio.ensure_future(work)
+        try:
+            return await task
+        except asyncio.CancelledError:
+            if self._reason is None:
+                raise
+            raise self._reason from None
+        finally:
+            self._awaited = None
+
+    def _end(self, reason: RequestError) -> None:
+        self._reason = reason
+        self._cancel()
+        if self._awaited is not None:
+            self._awaited.cancel()
+
+    def _cancel(self) -> None:
+        for request in self._requests:
+            request.cancel()
+
+    def _release(self) -> None:
+        self._cancel()
+        if self._constraint is not None:
+            self._constraint.close()
+
+    async def _whole(self) -> None:
+        await self._submitted()
+        async for _ in _merged(self._requests):
+            self._service.model.check_file()
+        result = await self._result()
+        self._call.add_header("x-bitnet-device", result.devices)
+        await self._call.reply(self._job.answer.whole(result))
+
+    async def _stream(self) -> None:
+        answer, call = self._job.answer, self._call
+        begun = False
+        try:
+            await self._submitted()
+            async for index, chunk in _merged(self._requests):
+                self._service.model.check_file()
+                events = [] if begun else [*answer.begin(self._prompt_tokens)]
+                begun = True
+                if chunk.finish_reason == "cancelled" and self._reason is not None:
+                    raise self._reason
+                if chunk.finish_reason == "failed":
+                    completion = self._requests[index].completion
+                    raise structured.failure(completion.stop_reason if completion else "")
+                events += answer.piece(index, self._with_stop(chunk, self._requests[index].completion))
+                if events:
+                    await call.write(b"".join(events))
+            await call.write(b"".join(answer.end(await self._result())), more=False)
+        except ClientGone:  # nobody is left to receive the error
+            raise
+        except Exception as error:
+            if not call.started:
+                raise
+            self._service.host.note_failure(self._service, error)
+            told = as_request_error(error)
+            if told is error and told.status == 500:
+                log.error("a stream failed: %s", told)
+            elif told.status == 500:
+                log.exception("a stream failed", exc_info=error)
+            await call.write(b"".join(answer.failed(told)), more=False)
+
+    async def _result(self) -> Result:
+        done = [request.completion for request in self._requests if request.completion is not None]
+        for completion in done:
+            self._service.host.metrics.count(completion)
+        if self._reason is not None:
+            raise self._reason
+        for completion in done:
+            if completion.finish_reason == "failed":
+                raise structured.failure(completion.stop_reason)
+        receipts = None
+        if self._job.receipt:  # the first one hashes the model's file
+            make, name = self._service.model.receipt, self._service.model.path.name
+            made = self._service.host.in_thread(lambda: [make(one, file_name=name) for one in done])
+            receipts = await self._in_time(made)
+        self._service.proved = True
+        return Result([self._with_stop(completion, completion) for completion in done], self._job.n, receipts)
+
+    def _with_stop(self, part: Part, completion: Completion | None) -> Part:
+        """The last chunk, or the whole of a completion, with the stop string that ended it, if that was asked for."""
+        if not self._job.include_stop or completion is None or not isinstance(completion.stop_reason, str):
+            return part
+        return replace(part, text=part.text + completion.stop_reason) if part.finish_reason == "stop" else part
+
+
+async def _merged(requests: Sequence[Request]) -> AsyncIterator[tuple[int, Chunk]]:
+    """The chunks of several requests in order of arrival, each with its request's index."""
+    if len(requests) == 1:
+        async for chunk in requests[0]:
+            yield 0, chunk
+        return
+    news: asyncio.Queue[tuple[int, Chunk | BaseException | None]] = asyncio.Queue()
+
+    async def pass_on(index: int, request: Request) -> None:
+        try:
+            async for chunk in request:
+                news.put_nowait((index, chunk))
+            news.put_nowait((index, None))
+        except Exception as error:
+            news.put_nowait((index, error))
+
+    tasks = [asyncio.ensure_future(pass_on(i, request)) for i, request in enumerate(requests)]
+    try:
+        left = len(tasks)
+        while left:
+            index, item = await news.get()
+            if isinstance(item, BaseException):
+                raise item
+            if item is None:
+                left -= 1
+            else:
+                yield index, item
+    finally:
+        for task in tasks:
+            task.cancel()

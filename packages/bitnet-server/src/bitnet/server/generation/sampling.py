@@ -1,0 +1,109 @@
+"""Converts sampling fields of OpenAI's API, vLLM and llama.cpp's server to the engine's options."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from bitnet.core.engine import GenerationOptions
+from bitnet.core.errors import InvalidInputError, brief
+from bitnet.server.request.errors import RequestError, wrong
+from bitnet.server.request.fields import Fields
+
+if TYPE_CHECKING:
+    from bitnet.core.engine.options import OptionArguments
+
+MAX_STOPS = 16
+MAX_CHOICES = 128
+MAX_SEED = 2**63 - 1
+MAX_DIGITS = 18
+"""Maximum digits of a token id in ``logit_bias``; Python refuses to parse thousands of digits."""
+
+PENALTIES = {"presence_penalty": "presence_penalty", "frequency_penalty": "frequency_penalty"}
+
+
+def sampling_options(
+    fields: Fields, *, max_tokens: int | None, logprobs: int | None = None, prompt_logprobs: int | None = None
+) -> OptionArguments:
+    """The checked options of a request. The default temperature is 1, as in OpenAI's API.
+
+    Raises:
+        RequestError: A field is out of its range.
+    """
+    temperature = fields.number("temperature", 0, 100)
+    found: dict[str, Any] = {
+        "max_tokens": max_tokens,
+        "temperature": 1.0 if temperature is None else temperature,
+        "top_k": max(0, fields.integer("top_k", -1) or 0),  # -1 turns it off in vLLM
+        "top_p": fields.number("top_p", 0, 1),
+        "min_p": fields.number("min_p", 0, 1),
+        "min_tokens": fields.integer("min_tokens", 0),
+        "presence_penalty": fields.number("presence_penalty", -2, 2),
+        "frequency_penalty": fields.number("frequency_penalty", -2, 2),
+        "repetition_penalty": fields.number(
+            "repeat_penalty" if "repeat_penalty" in fields else "repetition_penalty", 1e-3, 1e3
+        ),
+        "logit_bias": _bias(fields),
+        "seed": _seed(fields),
+        "stop": fields.strings("stop", MAX_STOPS) or None,
+        "stop_tokens": fields.tokens("stop_token_ids"),
+        "ignore_eos": fields.flag("ignore_eos") or None,
+        "logprobs": logprobs,
+        "prompt_logprobs": prompt_logprobs,
+    }
+    options = {name: value for name, value in found.items() if value is not None or name == "max_tokens"}
+    return checked(options)
+
+
+def token_limit(fields: Fields, *names: str, default: int | None = None, least: int = 1) -> int | None:
+    """The maximum number of tokens, from the first of several fields that is given; -1 means no limit, as to llama.cpp.
+
+    Returns:
+        None: no limit.
+
+    Raises:
+        RequestError: It is neither -1 nor at least ``least``.
+    """
+    name = next((name for name in names if name in fields), None)
+    if name is None:
+        return default
+    most = fields.integer(name, -1)
+    if most == -1:
+        return None
+    return fields.integer(name, least)
+
+
+def checked(options: dict[str, Any]) -> OptionArguments:
+    """Validate options for the engine.
+
+    Raises:
+        RequestError: An option is out of range; the error names the field if the engine's error does.
+    """
+    if options.get("top_p") == 0:  # the lower bound in OpenAI's API: only the likeliest token
+        options = {**options, "top_p": 1.0, "top_k": 1}
+    try:
+        GenerationOptions(**options)
+    except InvalidInputError as error:
+        name = error.message.split(" ", 1)[0]
+        raise RequestError(400, error.message, field=name if name in options else None) from None
+    return options  # type: ignore[return-value]
+
+
+def _seed(fields: Fields) -> int | None:
+    """A seed; -1 means a random one, as in llama.cpp."""
+    seed = fields.integer("seed", -MAX_SEED, MAX_SEED)
+    if seed is None or seed == -1:
+        return None
+    return seed if seed >= 0 else seed + 2**63
+
+
+def _bias(fields: Fields) -> dict[int, float] | None:
+    found = fields.object("logit_bias")
+    if found is None:
+        return None
+    bias = {}
+    for name in found.values:
+        if not name.isascii() or not name.isdigit() or len(name) > MAX_DIGITS:
+            raise wrong(found.name(brief(name)), "is not a token id.")
+        value = found.number(name, -100, 100)
+        bias[int(name)] = 0.0 if value is None else value
+    return bias

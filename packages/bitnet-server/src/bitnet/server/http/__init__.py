@@ -1,0 +1,1 @@
+"""The application, its connections, and what it listens on."""

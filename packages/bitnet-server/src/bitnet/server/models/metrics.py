@@ -1,0 +1,84 @@
+"""Prometheus metrics: counters and histograms of requests, and the engine's current load."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import TYPE_CHECKING, TypeAlias
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+
+from bitnet.core import Completion, Load
+
+if TYPE_CHECKING:
+    from bitnet.server.models.service import Service
+
+SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120)
+TOKEN_SECONDS = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1)
+
+Services: TypeAlias = "Callable[[], list[Service]]"
+
+_GAUGES: dict[str, tuple[str, Callable[[Load], float]]] = {
+    "bitnet_requests_running": ("Generations that take part in steps", lambda load: load.running),
+    "bitnet_requests_waiting": ("Generations that wait for a place", lambda load: load.waiting),
+    "bitnet_prompt_tokens_waiting": ("Prompt tokens that wait", lambda load: load.waiting_tokens),
+    "bitnet_kv_blocks": ("Blocks of the KV cache", lambda load: load.kv_blocks),
+    "bitnet_kv_blocks_used": ("Blocks that generations hold", lambda load: load.kv_used),
+    "bitnet_kv_blocks_cached": ("Unused blocks whose content can be used again", lambda load: load.kv_cached),
+}
+
+
+def _reading(services: Services, read: Callable[[Load], float]) -> float:
+    return sum(read(service.model.load()) for service in services())
+
+
+class Metrics:
+    """One registry per server, so that a process may have several.
+
+    Args:
+        services: Returns the loaded models; gauges are summed over them.
+    """
+
+    def __init__(self, services: Services) -> None:
+        self._registry = registry = CollectorRegistry()
+        self._services = services
+        self._info = Gauge("bitnet_info", "The loaded models and their devices", ["model", "device"], registry=registry)
+        self.responses = Counter(
+            "bitnet_http_responses", "Answers by path and status", ["path", "status"], registry=registry
+        )
+        self.refused = Counter("bitnet_requests_refused", "Requests that found the queue full", registry=registry)
+        self._ends = Counter("bitnet_generations", "Generations by how they ended", ["reason"], registry=registry)
+        self._tokens = Counter("bitnet_tokens", "Tokens by kind", ["kind"], registry=registry)
+        self._queue = Histogram("bitnet_queue_seconds", "Wait for a place", buckets=SECONDS, registry=registry)
+        self._first = Histogram(
+            "bitnet_time_to_first_token_seconds", "TTFT, waiting included", buckets=SECONDS, registry=registry
+        )
+        self._inter = Histogram(
+            "bitnet_inter_token_seconds",
+            "Mean time between two tokens of a generation",
+            buckets=TOKEN_SECONDS,
+            registry=registry,
+        )
+        for gauge, (meaning, read) in _GAUGES.items():
+            Gauge(gauge, meaning, registry=registry).set_function(partial(_reading, services, read))
+
+    def count(self, completion: Completion) -> None:
+        """Count a generation that has ended."""
+        timings = completion.timings
+        self._ends.labels(completion.finish_reason).inc()
+        self._tokens.labels("prompt").inc(timings.prompt_tokens - timings.cached_tokens)
+        self._tokens.labels("cached").inc(timings.cached_tokens)
+        self._tokens.labels("generated").inc(len(completion.tokens))
+        self._tokens.labels("drafted").inc(timings.drafted_tokens)
+        self._tokens.labels("accepted").inc(timings.accepted_tokens)
+        self._queue.observe(timings.started)
+        if timings.first_token is not None:
+            self._first.observe(timings.first_token)
+        if rate := timings.decode_tokens_per_second:
+            self._inter.observe(1 / rate)
+
+    def text(self) -> bytes:
+        self._info.clear()
+        for service in self._services():
+            self._info.labels(service.names[0], service.devices).set(1)
+        return generate_latest(self._registry)

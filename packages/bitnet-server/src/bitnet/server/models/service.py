@@ -1,0 +1,163 @@
+"""One loaded model, as endpoints see it, and the server's settings."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from bitnet.core import Model, __version__
+from bitnet.core.errors import BitNetError, InvalidInputError
+from bitnet.core.support.units import size
+from bitnet.server.chat.prompt import PLAIN, ChatPrompt
+from bitnet.server.chat.tools import Tools, told
+from bitnet.server.forms.structured import Compiler
+from bitnet.server.request.errors import RequestError
+
+if TYPE_CHECKING:
+    from bitnet.server.models.host import Host
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Settings:
+    """Settings of the server.
+
+    Attributes:
+        names: Names of the model passed to ``create_app``; answers carry the first. Empty: the file's name.
+        api_keys: API keys, one of which a request must have; empty: no key is required.
+        max_queue: Maximum number of waiting requests.
+        max_seqs: Maximum number of requests that run at the same time on a device.
+        max_body: Maximum bytes of a body.
+        timeout: Maximum seconds for a request; None: no limit.
+        cors: Origins whose pages may call the server.
+        page: Whether the page is served at ``/``.
+        max_stored: Maximum number of responses kept for ``previous_response_id``.
+        max_memory: Maximum bytes of model files and KV caches loaded at the same time; None: no limit.
+
+    Raises:
+        InvalidInputError: A key is empty, which would admit requests without a key.
+    """
+
+    names: tuple[str, ...] = ()
+    api_keys: tuple[str, ...] = ()
+    max_queue: int = 64
+    max_seqs: int = 8
+    max_body: int = 16 << 20
+    timeout: float | None = None
+    cors: tuple[str, ...] = ()
+    page: bool = True
+    max_stored: int = 256
+    max_memory: int | None = None
+
+    def __post_init__(self) -> None:
+        if not all(key.strip() for key in self.api_keys):
+            raise InvalidInputError("an API key is empty.", hint="Leave it out to require none.")
+
+    def check_memory(self, name: str, needed: int) -> None:
+        """Check that a model does not take more memory alone than all may together.
+
+        Args:
+            needed: Bytes of its file and KV cache.
+
+        Raises:
+            BitNetError: It does.
+        """
+        if self.max_memory is not None and needed > self.max_memory:
+            most = size(self.max_memory)
+            raise BitNetError(
+                f"{name} takes {size(needed)} with its KV cache, more than --max-memory allows: {most}.",
+                hint="Raise that, or lower --context or --parallel.",
+            )
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """Where a model comes from.
+
+    Attributes:
+        names: Names by which clients may request it; answers carry the first.
+        reloads: Whether ``load`` makes a new model each time, which the server must close.
+    """
+
+    names: tuple[str, ...]
+    path: Path
+    load: Callable[[], Model]
+    reloads: bool = True
+
+
+class Service:
+    """A loaded model that answers requests.
+
+    Attributes:
+        users: Number of requests that use it now.
+        reloads: Whether the server loaded it, and may unload it.
+        proved: Whether it has answered a request since its device last failed.
+        retired: Whether another model has replaced it; it is closed when its last request ends.
+    """
+
+    def __init__(self, model: Model, source: Source, host: Host) -> None:
+        self.model, self.names, self.host = model, source.names, host
+        self.reloads = source.reloads
+        self.created = int(time.time())
+        self.compiler = Compiler(model.tokenizer)
+        self.users = 0
+        self.proved, self.retired = True, False
+        self.size = (model.path.stat().st_size if model.path.exists() else 0) + model.cache_bytes
+
+    @property
+    def devices(self) -> str:
+        """The devices of the model, each of which may compute an answer."""
+        return ", ".join(info.name for info in self.model.devices)
+
+    @property
+    def fingerprint(self) -> str:
+        """Version and devices, as OpenAI's ``system_fingerprint``."""
+        return f"bitnet-{__version__}-{self.devices.replace(', ', '+')}"
+
+    def chat_tokens(
+        self, messages: Sequence[dict[str, Any]], tools: Tools | None = None, how: ChatPrompt = PLAIN
+    ) -> list[int]:
+        """The prompt of a conversation. This is slow: call it outside the event loop."""
+        made, given = told(messages, tools, self.model.chat_template)
+        self._check_length(_characters([[(message["content"], message.get("tool_calls")) for message in made], given]))
+        return self.model.chat_tokens(made, tools=given, variables=how.variables, continued=how.continued)
+
+    def text_tokens(self, text: str, *, add_special: bool = True, parse_special: bool = True) -> list[int]:
+        """The tokens of a text. This is slow: call it outside the event loop."""
+        self._check_length(len(text))
+        return self.model.tokenizer.encode(text, add_special=add_special, parse_special=parse_special)
+
+    def _check_length(self, characters: int) -> None:
+        """Refuse a text that cannot fit the context, however it is tokenized, before spending time on it."""
+        context = self.model.context
+        if characters > context and characters > context * self._longest_token:
+            most = context * self._longest_token
+            raise RequestError(
+                400,
+                f"The prompt has {characters:,} characters; at most {most:,} fit a context of {context} tokens.",
+                code="context_length_exceeded",
+            )
+
+    @cached_property
+    def _longest_token(self) -> int:
+        """Bytes of the longest token, an upper bound of its characters."""
+        tokenizer = self.model.tokenizer
+        return max(len(tokenizer.token_bytes(i)) for i in range(tokenizer.vocab_size))
+
+    def close(self) -> None:
+        """End what compiles forms, and free the model, unless its owner must do that."""
+        self.compiler.close()
+        if self.reloads:
+            self.model.close()
+
+
+def _characters(value: Any) -> int:
+    """Characters of all texts in a value."""
+    if isinstance(value, str):
+        return len(value)
+    if isinstance(value, dict):
+        value = value.values()
+    return sum(map(_characters, value)) if isinstance(value, Iterable) else 0

@@ -1,0 +1,48 @@
+"""A place for one model, which is loaded and unloaded."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from concurrent.futures import ThreadPoolExecutor
+
+from bitnet.server.models.service import Service, Source
+
+
+class Slot:
+    """A model that is loaded or can be loaded.
+
+    Attributes:
+        service: The loaded model, or None.
+        failure: Why it cannot answer until it is reloaded.
+        size: Bytes of memory that it needs; before the first load, the size of its file.
+        used: Time of the last request for it, on :func:`time.monotonic`'s clock.
+        waiting: Number of requests that are about to use it, or wait for it to load.
+        loading: The task that loads it for all of them.
+        thread: The only thread that loads and closes the model. The C library has a heap per thread and keeps freed
+            memory there, so with several threads each heap would grow to a model's size.
+    """
+
+    def __init__(self, source: Source) -> None:
+        self.source = source
+        self.service: Service | None = None
+        self.failure: str | None = None
+        self.size = source.path.stat().st_size if source.path.exists() else 0
+        self.used = 0.0
+        self.waiting = 0
+        self.loading: asyncio.Task[None] | None = None
+        self.created = int(time.time())
+        self.lock = asyncio.Lock()
+        self.thread = ThreadPoolExecutor(1, thread_name_prefix="bitnet-load")
+
+    @property
+    def loaded(self) -> bool:
+        return self.service is not None
+
+    def written(self) -> tuple[float, int] | None:
+        """When the file was last written to, in seconds since 1970, and its bytes; None: there is none."""
+        try:
+            info = self.source.path.stat()
+        except OSError:
+            return None
+        return info.st_mtime, info.st_size

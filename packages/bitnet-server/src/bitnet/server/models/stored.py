@@ -1,0 +1,109 @@
+"""A bounded in-memory store of responses, which later ``/v1/responses`` requests can continue."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import OrderedDict
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from bitnet.core.errors import brief
+from bitnet.server.request.call import Call, to_json
+from bitnet.server.request.errors import RequestError
+
+if TYPE_CHECKING:
+    from bitnet.server.models.host import Host
+
+SECONDS = 3600.0
+"""Seconds for which a response is kept."""
+MAX_BYTES = 64 << 20
+"""Maximum bytes of all entries as JSON."""
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """A kept response.
+
+    Attributes:
+        owner: The key that made it, as :attr:`Call.owner <bitnet.server.request.call.Call.owner>` has it.
+        messages: The conversation including the response, without instructions, which every request sends again.
+        size: Bytes of the response and its conversation as JSON.
+        until: Time of expiry, on :func:`time.monotonic`'s clock.
+    """
+
+    owner: bytes
+    response: dict[str, Any]
+    messages: Sequence[dict[str, Any]]
+    size: int
+    until: float
+
+
+class Stored:
+    """Stored responses, each of which belongs to the key that made it; to other keys it does not exist.
+
+    If there are too many or they are too large, the oldest is dropped. It may be used from any thread.
+
+    Args:
+        most: Maximum number of responses; 0: none.
+    """
+
+    def __init__(self, most: int) -> None:
+        self._most = most
+        self._entries: OrderedDict[str, Entry] = OrderedDict()
+        self._bytes = 0
+        self._lock = threading.Lock()
+
+    def __len__(self) -> int:
+        with self._lock:
+            self._forget_old()
+            return len(self._entries)
+
+    def put(self, owner: bytes, response: dict[str, Any], messages: Sequence[dict[str, Any]]) -> None:
+        size = len(to_json([response, messages]))
+        with self._lock:
+            self._entries[response["id"]] = Entry(owner, response, messages, size, time.monotonic() + SECONDS)
+            self._bytes += size
+            self._forget_old()
+
+    def get(self, owner: bytes, id: str) -> Entry | None:
+        with self._lock:
+            self._forget_old()
+            entry = self._entries.get(id)
+        return None if entry is None or entry.owner != owner else entry
+
+    def delete(self, id: str) -> None:
+        with self._lock:
+            self._delete(id)
+
+    def _delete(self, id: str) -> None:
+        entry = self._entries.pop(id, None)
+        self._bytes -= 0 if entry is None else entry.size
+
+    def _forget_old(self) -> None:
+        """Drop expired entries. All are kept equally long, so the first expires next."""
+        now = time.monotonic()
+        while self._entries:
+            id, first = next(iter(self._entries.items()))
+            if first.until > now and len(self._entries) <= self._most and self._bytes <= MAX_BYTES:
+                return
+            self._delete(id)
+
+
+async def retrieve(host: Host, call: Call) -> None:
+    await call.reply(_found(host, call).response)
+
+
+async def delete(host: Host, call: Call) -> None:
+    id = _found(host, call).response["id"]
+    host.stored.delete(id)
+    await call.reply({"id": id, "object": "response", "deleted": True})
+
+
+def _found(host: Host, call: Call) -> Entry:
+    id = call.scope["path_params"]["id"]
+    entry = host.stored.get(call.owner, id)
+    if entry is None:
+        raise RequestError(404, f"There is no response {brief(id)}; it may have been forgotten.", field="id")
+    return entry

@@ -1,0 +1,1 @@
+"""One HTTP request: its body, its fields, and errors that name them."""
