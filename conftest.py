@@ -97,6 +97,7 @@ LONG: Mapping[str, tuple[str, ...]] = {
     CORE + "runtime/test_registry.py": (),
     CORE + "cli/test_cut_short.py": ("kernels/cpu",),
     CORE + "model/test_bombs.py": ("tools/bombs",),
+    CORE + "text/test_bombs.py": (),
 }
 """Maps path prefixes of long test files to what they stand on and no source imports: kernels, the page, build files."""
 PRESENT = """
