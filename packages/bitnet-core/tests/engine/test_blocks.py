@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from bitnet.core.engine.blocks import BlockPool, BlockTable
+from bitnet.core.engine.blocks import BlockPool, BlockTable, prefix_digests
 
 SIZE = 2
 
@@ -50,6 +50,8 @@ class World:
     def check(self) -> None:
         held = {block for table, _, _ in self.live for block in table.blocks}
         assert len(held) + self.pool.available == self.pool.size
+        contents = self.pool.contents()
+        assert len(contents) == len(set(contents)) <= self.pool.size
         for table, tokens, computed in self.live:
             assert len(table.blocks) * SIZE >= len(tokens)
             for position in range(computed):  # nobody wrote over it
@@ -110,3 +112,18 @@ def test_what_is_unused_for_longest_goes_first_and_ends_before_beginnings() -> N
     assert (known([1, 2, 3, 4]), known([5, 6, 7, 8])) == (2, 4)
     assert other.reserve(SIZE + 1)  # `known` used the older one last but one, so its beginning goes now
     assert (known([1, 2, 3, 4]), known([5, 6, 7, 8])) == (0, 4)
+
+
+def test_the_contents_are_the_digests_of_full_blocks_and_lose_what_is_evicted() -> None:
+    pool = BlockPool(2)
+    table = BlockTable(pool, SIZE)
+    assert table.reserve(4)
+    table.record([1, 2, 3], 3)
+    assert pool.contents() == list(prefix_digests([1, 2, 3], SIZE))
+    table.record([1, 2, 3, 4], 4)
+    assert pool.contents() == list(prefix_digests([1, 2, 3, 4], SIZE))
+    table.release()
+    assert pool.contents() == list(prefix_digests([1, 2, 3, 4], SIZE))
+    other = BlockTable(pool, SIZE)
+    assert other.reserve(1)
+    assert pool.contents() == list(prefix_digests([1, 2], SIZE))

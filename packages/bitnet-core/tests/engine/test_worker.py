@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 
 from bitnet.core.engine import GenerationOptions, Update
+from bitnet.core.engine.blocks import prefix_digests
 from bitnet.core.engine.request import Request
 from bitnet.core.engine.ticket import Ticket, wake
 from bitnet.core.engine.worker import Worker
@@ -317,4 +318,7 @@ def test_the_load_says_what_runs_waits_and_is_cached(make_rig: MakeRig, gate: An
     idle = worker.load()
     assert (idle.running, idle.waiting, idle.kv_used) == (0, 0, 0)
     assert idle.kv_cached >= 100 // idle.block_size
+    assert len(worker.cached_blocks()) == idle.kv_cached
+    (first, *_) = prefix_digests([*tickets[0].sequence.tokens], idle.block_size)
+    assert first in worker.cached_blocks()
     worker.close()

@@ -133,7 +133,14 @@ def test_of_a_model_that_ran(tiny: Path) -> None:
     with load_model(path, device="cpu") as model:
         completion = model.generate([1, 2, 3], max_tokens=5, temperature=0.7, seed=11)
         document = model.receipt(completion)
+        there = model.receipt(completion, replica={"node": "192.0.2.7", "id": "engine#1"})
+        elsewhere = model.receipt(completion, replica={"node": "192.0.2.7"})
     assert receipts.verify(document, model=path) == HOLDS
+    assert receipts.verify(there, model=path) == HOLDS
+    assert there["environment"]["replica"] == {"node": "192.0.2.7", "id": "engine#1"}
+    assert "replica" not in document["environment"]
+    with pytest.raises(ReceiptError, match="id"):
+        receipts.verify(elsewhere)
     assert document["seed"] == 11
     assert document["backend_summary"] == f"requested=cpu detected=[cpu] selected={document['compute_path']}"
     numbers, info = document["performance_baseline"], document["model_info"]

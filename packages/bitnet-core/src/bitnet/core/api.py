@@ -165,6 +165,11 @@ class Model:
         """Running and waiting requests, how full the KV cache is, and which devices have failed."""
         return self._worker.load()
 
+    def cached_blocks(self) -> list[bytes]:
+        """What the KV cache holds: digests of its full blocks, as :func:`~bitnet.core.engine.blocks.prefix_digests`
+        makes them from a prompt's tokens and ``load().block_size``. A router of requests compares the two."""
+        return self._worker.cached_blocks()
+
     @property
     def position_bytes(self) -> int:
         """Bytes of KV cache per position; a decode step reads as many for each position that it attends to."""
@@ -349,6 +354,7 @@ class Model:
         prompt: str | Sequence[int] | Messages | None = None,
         key: str | Path | None = None,
         file_name: str | None = None,
+        replica: Mapping[str, str] | None = None,
     ) -> dict[str, Any]:
         """The receipt of a completion, for :func:`bitnet.core.receipts.write`; hashes the model's file.
 
@@ -358,6 +364,7 @@ class Model:
             key: File of the private key to sign with; None: ``BITNET_RECEIPT_KEY``. Without either, the receipt is
                 unsigned.
             file_name: What the receipt calls the model's file; None: its path.
+            replica: ``node`` and ``id`` of the replica that this is, where several machines serve the model.
 
         Raises:
             InvalidInputError: The completion is of another prompt, several devices computed it (because one failed),
@@ -387,6 +394,7 @@ class Model:
             completion=completion,
             prompt=prompt,
             variables=self._variables,
+            replica=replica,
             setup={
                 "context": self.context,
                 "kv_dtype": engine.kv.dtype,

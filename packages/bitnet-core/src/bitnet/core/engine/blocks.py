@@ -52,6 +52,10 @@ class BlockPool:
         """The block that holds the content named by ``digest``."""
         return self._by_digest.get(digest)
 
+    def contents(self) -> list[bytes]:
+        """The digests that :meth:`find` finds, those named last at the end. May be called from any thread."""
+        return list(self._by_digest)  # one step of the interpreter, so nothing changes meanwhile
+
     def share(self, block: int) -> None:
         """Add a reference to a block with content."""
         self._idle.pop(block, None)

@@ -126,6 +126,10 @@ class Worker:
             lost=lost,
         )
 
+    def cached_blocks(self) -> list[bytes]:
+        """The digests of the KV blocks whose content can be shared, on any device that has not failed."""
+        return [digest for replica in self._alive() for digest in replica.engine.pool.contents()]
+
     @property
     def busy(self) -> bool:
         """Whether any request runs or waits."""

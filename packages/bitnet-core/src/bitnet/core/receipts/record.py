@@ -35,6 +35,7 @@ def build(
     variables: Mapping[str, str],
     prompt: Prompt | None = None,
     file_name: str | None = None,
+    replica: Mapping[str, str] | None = None,
 ) -> dict[str, Any]:
     """The unsigned receipt of a finished generation.
 
@@ -46,6 +47,7 @@ def build(
         variables: bitnet's environment variables when the model was loaded.
         prompt: The prompt; None: the receipt binds only its tokens.
         file_name: What the receipt calls the file; None: its path.
+        replica: ``node`` and ``id`` of the replica that computed it; None: there is only one.
     """
     fake = bool(variables.get("BITNET_GPU_FAKE", "").strip(" ,"))
     chosen = selection or Selection(device.name, [device.backend], [device], fake=fake)
@@ -76,6 +78,7 @@ def build(
                 "driver_version": device.driver_version,
             },
             "variables": dict(variables),
+            **({} if replica is None else {"replica": dict(replica)}),
         },
         "model_info": {
             "path": file_name or str(file.path),
