@@ -1,0 +1,162 @@
+"""The choice of a replica, by itself and over conversations that a small model of three replicas answers."""
+
+from __future__ import annotations
+
+import random
+from collections import Counter, OrderedDict
+
+import pytest
+
+from bitnet.server.ray.scoring import STALE_SECONDS, Assumed, Candidate, Loads, matched_tokens, rank
+
+BLOCK = 16
+
+
+def test_only_an_unbroken_beginning_matches() -> None:
+    assert matched_tokens([1, 2, 3, 4], {1, 2, 4}, BLOCK) == 2 * BLOCK
+    assert matched_tokens([1, 2], {2}, BLOCK) == 0
+    assert matched_tokens([], {1}, BLOCK) == 0
+
+
+def test_the_score_is_the_share_of_the_prompt_less_the_relative_load() -> None:
+    prompt = list(range(10))
+    candidates = [Candidate("a", {*range(8)}, 300.0), Candidate("b", set(), 100.0)]
+    first, second = rank(candidates, prompt, 160, BLOCK, full_load=500)
+    assert (first.name, first.matched, first.score) == ("a", 128, 128 / 160 - (300 - 100) / 500)
+    assert (second.name, second.matched, second.score) == ("b", 0, 0.0)
+    first, second = rank(candidates, prompt, 160, BLOCK, full_load=100)
+    assert (first.name, second.name, second.score) == ("b", "a", 128 / 160 - (300 - 100) / 200)
+    assert rank(candidates, prompt, 160, BLOCK, full_load=500, beta=3.0)[0].name == "b"
+
+
+def test_a_conversation_stays_where_its_prefix_is_until_that_replica_has_much_more_to_do() -> None:
+    prompt = list(range(20))
+    for load, best in ((0, "a"), (320, "a"), (5000, "b")):
+        candidates = [Candidate("a", set(prompt), load), Candidate("b", set(), 0), Candidate("c", set(), 0)]
+        assert (rank(candidates, prompt, 330, BLOCK, full_load=400)[0].name == "a") == (best == "a")
+
+
+def test_a_replica_whose_cache_is_unknown_counts_as_empty_beside_known_ones() -> None:
+    candidates = [Candidate("a", None, 0.0), Candidate("b", {1}, 0.0)]
+    assert [c.name for c in rank(candidates, [1], 20, BLOCK, full_load=400)] == ["b", "a"]
+
+
+def test_equal_replicas_are_taken_equally_often() -> None:
+    candidates = [Candidate(name, set(), 0.0) for name in "abc"]
+    count = Counter(rank(candidates, [1], 20, BLOCK, full_load=400)[0].name for _ in range(3000))
+    assert min(count.values()) > 850
+
+
+def test_without_an_index_it_is_the_less_loaded_of_two() -> None:
+    candidates = [Candidate(name, None, load) for name, load in zip("abcd", (0.0, 1.0, 2.0, 3.0), strict=True)]
+    count = Counter(rank(candidates, [1], 20, BLOCK, full_load=400)[0].name for _ in range(6000))
+    # of the six pairs, a is in three, b is the less loaded of two others, c of one, and d of none
+    assert count["d"] == 0
+    for name, share in (("a", 3 / 6), ("b", 2 / 6), ("c", 1 / 6)):
+        assert abs(count[name] / 6000 - share) < 0.04
+    assert len(rank(candidates, [1], 20, BLOCK, full_load=400)) == 4
+
+
+def test_there_may_be_no_replica() -> None:
+    assert rank([], [1], 20, BLOCK, full_load=400) == []
+
+
+def test_loads_are_those_of_the_requests_under_way() -> None:
+    loads = Loads()
+    loads.begin("r1", "a", 100)
+    loads.begin("r2", "a", 50)
+    loads.begin("r1", "b", 100)  # it was rejected by the first
+    assert (loads.of("a"), loads.of("b")) == (50, 100)
+    assert 50 < loads.typical < 256
+    loads.end("r1")
+    loads.end("r1")
+    assert (loads.of("a"), loads.of("b")) == (50, 0)
+    loads.keep({"b"})
+    loads.end("r2")
+    assert loads.of("a") == 0
+
+
+def test_a_prompt_is_assumed_to_be_cached_until_the_replica_has_had_time_to_say_so() -> None:
+    assumed = Assumed()
+    assumed.begin("r1", "a", [1, 2])
+    assert assumed.of("a", 1e9) == {1, 2}
+    assert assumed.of("b", 0.0) == set()
+    assumed.end("r1", 10.0)
+    assert assumed.of("a", 10.0 + STALE_SECONDS) == {1, 2}
+    assert assumed.of("a", 10.1 + STALE_SECONDS) == set()
+    assumed.begin("r2", "a", [3])
+    assumed.keep({"b"})
+    assert assumed.of("a", 0.0) == set()
+
+
+class Replica:
+    """A replica's cache of blocks, the least recently used of which are evicted."""
+
+    def __init__(self, blocks: int) -> None:
+        self.blocks: OrderedDict[int, None] = OrderedDict()
+        self.size, self.tokens = blocks, 0
+
+    def compute(self, prompt: list[int], tokens: int) -> int:
+        """Take a prompt in; return the tokens that were cached."""
+        cached = matched_tokens(prompt, self.blocks.keys(), BLOCK)
+        for block in reversed(prompt):
+            self.blocks[block] = None
+            self.blocks.move_to_end(block)
+        while len(self.blocks) > self.size:
+            self.blocks.popitem(last=False)
+        self.tokens += tokens - cached
+        return cached
+
+
+def chosen(replicas: dict[str, Replica], loads: Loads, prompt: list[int], tokens: int) -> str:
+    candidates = [Candidate(name, set(r.blocks), loads.of(name)) for name, r in replicas.items()]
+    return rank(candidates, prompt, tokens, BLOCK, full_load=8 * loads.typical)[0].name
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_fifty_conversations_hit_their_replica_and_spread(seed: int) -> None:
+    rng = random.Random(seed)
+    replicas = {name: Replica(4000) for name in "abc"}
+    loads, under_way = Loads(), []
+    system = [rng.getrandbits(64) for _ in range(4)]  # which all conversations share
+    talks = [list(system) for _ in range(50)]
+    order = [i for i in range(50) for _ in range(10)]
+    rng.shuffle(order)
+    hits = turns = 0
+    for number, i in enumerate(order):
+        talk = talks[i]
+        before = len(talk) - len(system)
+        talk += [rng.getrandbits(64) for _ in range(rng.randrange(2, 12))]
+        tokens = len(talk) * BLOCK + rng.randrange(BLOCK)
+        name = chosen(replicas, loads, talk, tokens)
+        cached = replicas[name].compute(talk, tokens)
+        if before:
+            turns += 1
+            hits += cached >= before * BLOCK
+        loads.begin(str(number), name, tokens - cached + 100)
+        under_way.append(str(number))
+        if len(under_way) > 8:
+            loads.end(under_way.pop(rng.randrange(len(under_way))))
+    assert hits / turns >= 0.9
+    work = [replica.tokens for replica in replicas.values()]
+    assert max(work) <= 1.5 * sum(work) / 3
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_a_popular_prefix_does_not_pile_up_on_one_replica(seed: int) -> None:
+    rng = random.Random(seed)
+    replicas = {name: Replica(4000) for name in "abc"}
+    prefix = [rng.getrandbits(64) for _ in range(60)]
+    replicas["a"].compute(prefix, 60 * BLOCK)
+    loads, under_way, count = Loads(), [], Counter[str]()
+    for number in range(600):
+        prompt = [*prefix, *(rng.getrandbits(64) for _ in range(4))]
+        tokens = len(prompt) * BLOCK
+        name = chosen(replicas, loads, prompt, tokens)
+        count[name] += 1
+        cached = replicas[name].compute(prompt, tokens)
+        loads.begin(str(number), name, tokens - cached + 100)
+        under_way.append(str(number))
+        if len(under_way) > 24:
+            loads.end(under_way.pop(rng.randrange(len(under_way))))
+    assert max(count.values()) <= 1.5 * 600 / 3
