@@ -125,7 +125,9 @@ class Running:
 
     @property
     def model(self) -> Model:
-        return self.service.model
+        model = self.service.model
+        assert isinstance(model, Model)
+        return model
 
     def chat(self, content: str = "What is 17 + 25?", **fields: Any) -> httpx.Response:
         body = {"messages": [{"role": "user", "content": content}], "temperature": 0, **fields}

@@ -123,7 +123,7 @@ def test_a_slow_mask_ends_its_own_matcher_only(pool: Matchers, monkeypatch: pyte
 
 
 def test_matchers_are_closed(demo: Any) -> None:
-    pool = demo.service.compiler._matchers
+    pool = demo.service.backend.compiler._matchers
     for stream in (False, True):
         demo.chat("x", structured_outputs={"regex": r"\d{4}"}, stream=stream)
     demo.chat("x", structured_outputs={"regex": r"\d{4}"}, n=3, temperature=1)
@@ -264,7 +264,7 @@ def test_a_helper_that_does_not_start_is_told(demo: Any, monkeypatch: pytest.Mon
     from multiprocessing import spawn
 
     compiler = structured.Compiler(demo.model.tokenizer)
-    monkeypatch.setattr(demo.service, "compiler", compiler)
+    monkeypatch.setattr(demo.service.backend, "compiler", compiler)
     monkeypatch.setattr(spawn, "get_executable", lambda: "/nowhere/python")
     answer = demo.chat("x", structured_outputs={"regex": "a"})
     assert answer.status_code == 500

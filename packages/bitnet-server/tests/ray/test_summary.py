@@ -36,7 +36,7 @@ def test_a_change_names_only_what_has_changed() -> None:
     mirror.apply(original.since(0))
     original.update(range(1, 1001))
     change = original.since(mirror.version)
-    assert (change.added, change.removed) == ({1000}, {0})
+    assert (change.added, change.removed) == (frozenset({1000}), frozenset({0}))
 
 
 def test_a_change_from_another_version_is_refused() -> None:

@@ -9,10 +9,10 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequen
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
-from bitnet.core import Chunk, Completion, Request
-from bitnet.core.engine.constraint import MakesConstraint
+from bitnet.core import Chunk, Completion
 from bitnet.server.forms import structured
 from bitnet.server.generation.token_rules import TokenRules
+from bitnet.server.models.backend import Generation, Restriction
 from bitnet.server.models.service import Service
 from bitnet.server.request.call import Call, ClientGone
 from bitnet.server.request.errors import RequestError, as_request_error
@@ -124,8 +124,8 @@ class _Run:
     def __init__(self, service: Service, call: Call, job: Job) -> None:
         self._service, self._call, self._job = service, call, job
         self._reason: RequestError | None = None
-        self._requests: list[Request] = []
-        self._constraint: structured.Constraints | None = None
+        self._requests: Sequence[Generation] = []
+        self._restriction: Restriction | None = None
         self._awaited: asyncio.Future[Any] | None = None  # work that has not been submitted yet
         self._over = False
         self._prompt_tokens = 0
@@ -148,9 +148,8 @@ class _Run:
     async def _submitted(self) -> None:
         """Compile the form, make the prompt and submit it."""
         host, job = self._service.host, self._job
-        if job.form is not None:
-            compiling = self._service.compiler.compile(job.form, host.in_thread)
-            self._constraint = await self._in_time(compiling)
+        if job.form is not None or job.rules is not None:
+            self._restriction = await self._in_time(self._service.backend.restrict(job.form, job.rules, host.in_thread))
         await self._in_time(host.in_thread(self._submit))
         if self._reason is not None:  # it was cancelled while its prompt was being made
             raise self._reason
@@ -161,11 +160,9 @@ class _Run:
         job = self._job
         prompts = job.prompts()
         self._prompt_tokens = sum(map(len, prompts))
-        constraint: MakesConstraint | None = self._constraint
-        if job.rules is not None:
-            constraint = job.rules.over(self._service.model.tokenizer, constraint)
-        submit = self._service.model.submit_batch
-        self._requests = submit(prompts, n=job.n, constraint=constraint, **job.options)
+        self._requests = self._service.backend.submit(
+            prompts, job.options, n=job.n, restriction=self._restriction, receipt=job.receipt
+        )
         if self._over:  # the client went away meanwhile
             self._release()
 
@@ -195,8 +192,8 @@ class _Run:
 
     def _release(self) -> None:
         self._cancel()
-        if self._constraint is not None:
-            self._constraint.close()
+        if self._restriction is not None:
+            self._restriction.close()
 
     async def _whole(self) -> None:
         await self._submitted()
@@ -248,8 +245,8 @@ class _Run:
                 raise structured.failure(completion.stop_reason)
         receipts = None
         if self._job.receipt:  # the first one hashes the model's file
-            make, name = self._service.model.receipt, self._service.model.path.name
-            made = self._service.host.in_thread(lambda: [make(one, file_name=name) for one in done])
+            make = self._service.backend.receipt
+            made = self._service.host.in_thread(lambda: [make(request) for request in self._requests])
             receipts = await self._in_time(made)
         self._service.proved = True
         return Result([self._with_stop(completion, completion) for completion in done], self._job.n, receipts)
@@ -261,15 +258,12 @@ class _Run:
         return replace(part, text=part.text + completion.stop_reason) if part.finish_reason == "stop" else part
 
 
-async def _merged(requests: Sequence[Request]) -> AsyncIterator[tuple[int, Chunk]]:
-    """The chunks of several requests in order of arrival, each with its request's index."""
-    if len(requests) == 1:
-        async for chunk in requests[0]:
-            yield 0, chunk
-        return
+async def batches(requests: Sequence[Generation]) -> AsyncIterator[list[tuple[int, Chunk]]]:
+    """The chunks of several requests in order of arrival, each with its request's index: all that have come since the
+    batch before."""
     news: asyncio.Queue[tuple[int, Chunk | BaseException | None]] = asyncio.Queue()
 
-    async def pass_on(index: int, request: Request) -> None:
+    async def pass_on(index: int, request: Generation) -> None:
         try:
             async for chunk in request:
                 news.put_nowait((index, chunk))
@@ -281,13 +275,33 @@ async def _merged(requests: Sequence[Request]) -> AsyncIterator[tuple[int, Chunk
     try:
         left = len(tasks)
         while left:
-            index, item = await news.get()
-            if isinstance(item, BaseException):
-                raise item
-            if item is None:
+            batch = []
+            items = [await news.get()]
+            while not news.empty():
+                items.append(news.get_nowait())
+            for index, item in items:
+                if isinstance(item, Chunk):
+                    batch.append((index, item))
+                    continue
+                if batch:
+                    yield batch
+                    batch = []
+                if item is not None:
+                    raise item
                 left -= 1
-            else:
-                yield index, item
+            if batch:
+                yield batch
     finally:
         for task in tasks:
             task.cancel()
+
+
+async def _merged(requests: Sequence[Generation]) -> AsyncIterator[tuple[int, Chunk]]:
+    """The chunks of several requests in order of arrival, each with its request's index."""
+    if len(requests) == 1:
+        async for chunk in requests[0]:
+            yield 0, chunk
+        return
+    async for batch in batches(requests):
+        for item in batch:
+            yield item

@@ -14,7 +14,7 @@ from bitnet.core.errors import BitNetError, InvalidInputError
 from bitnet.core.support.units import size
 from bitnet.server.chat.prompt import PLAIN, ChatPrompt
 from bitnet.server.chat.tools import Tools, told
-from bitnet.server.forms.structured import Compiler
+from bitnet.server.models.backend import Backend, InProcess, ServedModel
 from bitnet.server.request.errors import RequestError
 
 if TYPE_CHECKING:
@@ -79,12 +79,13 @@ class Source:
 
     Attributes:
         names: Names by which clients may request it; answers carry the first.
+        load: Makes a model in this process, or what computes its answers elsewhere.
         reloads: Whether ``load`` makes a new model each time, which the server must close.
     """
 
     names: tuple[str, ...]
     path: Path
-    load: Callable[[], Model]
+    load: Callable[[], Model | Backend[Any, Any]]
     reloads: bool = True
 
 
@@ -98,19 +99,24 @@ class Service:
         retired: Whether another model has replaced it; it is closed when its last request ends.
     """
 
-    def __init__(self, model: Model, source: Source, host: Host) -> None:
-        self.model, self.names, self.host = model, source.names, host
+    def __init__(self, loaded: Model | Backend[Any, Any], source: Source, host: Host) -> None:
+        self.backend: Backend[Any, Any] = InProcess(loaded) if isinstance(loaded, Model) else loaded
+        self.names, self.host = source.names, host
         self.reloads = source.reloads
         self.created = int(time.time())
-        self.compiler = Compiler(model.tokenizer)
         self.users = 0
         self.proved, self.retired = True, False
+        model = self.model
         self.size = (model.path.stat().st_size if model.path.exists() else 0) + model.cache_bytes
+
+    @property
+    def model(self) -> ServedModel:
+        return self.backend.model
 
     @property
     def devices(self) -> str:
         """The devices of the model, each of which may compute an answer."""
-        return ", ".join(info.name for info in self.model.devices)
+        return ", ".join(dict.fromkeys(info.name for info in self.model.devices))
 
     @property
     def fingerprint(self) -> str:
@@ -149,7 +155,7 @@ class Service:
 
     def close(self) -> None:
         """End what compiles forms, and free the model, unless its owner must do that."""
-        self.compiler.close()
+        self.backend.close()
         if self.reloads:
             self.model.close()
 
