@@ -24,7 +24,7 @@ from bitnet.core.gpu import KernelSpec
 from bitnet.core.gpu.clc import Abilities, sources
 from bitnet.core.gpu.clc.abilities import Matrix
 from bitnet.core.gpu.clc.intel_products import FILE, IntelProducts, by_sub_groups
-from bitnet.core.gpu.scaled import group_product
+from bitnet.core.gpu.ops.scaled import group_product
 from bitnet.core.gpu.weights import TernaryBuffer
 from bitnet.core.hal import TernaryMatmul
 from bitnet.level_zero.specialise import module

@@ -11,9 +11,9 @@ import pytest
 
 from bitnet.core.errors import KernelCompileError
 from bitnet.core.gpu import Bucket, Context, KernelSpec, Launch
-from bitnet.core.gpu.adjusting import count_chosen
-from bitnet.core.gpu.logprobs import logprobs
 from bitnet.core.gpu.ops import advance
+from bitnet.core.gpu.ops.adjusting import count_chosen
+from bitnet.core.gpu.ops.logprobs import logprobs
 from bitnet.core.gpu.plan import lower
 from bitnet.core.hal import DenseMatmul, Embed, Limits, NormRows, Op, Program, Sample, StepLayout, TernaryMatmul
 from bitnet.core.support import cache

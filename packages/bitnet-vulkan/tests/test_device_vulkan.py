@@ -12,7 +12,8 @@ import numpy as np
 import pytest
 
 from bitnet.core.errors import DeviceError, DeviceLostError, KernelCompileError, OutOfMemoryError
-from bitnet.core.gpu import GpuDevice, Launch, windows
+from bitnet.core.gpu import GpuDevice, Launch
+from bitnet.core.gpu.drivers import windows
 from bitnet.core.hal import (
     DenseMatmul,
     DeviceInfo,

@@ -12,7 +12,8 @@ import numpy as np
 import pytest
 
 from bitnet.core.errors import DeviceError
-from bitnet.core.gpu import KernelSpec, Launch, self_check
+from bitnet.core.gpu import KernelSpec, Launch
+from bitnet.core.gpu.checks import self_check
 from bitnet.core.gpu.clc import Abilities, device, open_device, tried, values, work_items
 from bitnet.core.gpu.clc.abilities import Matrix
 from bitnet.core.gpu.clc.amd_products import AmdProducts, Tile

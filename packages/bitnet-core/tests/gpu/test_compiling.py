@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from bitnet.core.errors import KernelCompileError
-from bitnet.core.gpu import compiling
-from bitnet.core.gpu.compiling import Way, compile_all, compiled
+from bitnet.core.gpu.drivers import compiling
+from bitnet.core.gpu.drivers.compiling import Way, compile_all, compiled
 from bitnet.core.support import cache
 from bitnet.core.support.cache import KernelCache
 

@@ -11,8 +11,8 @@ import pytest
 
 from bitnet.core.errors import OutOfMemoryError, UnsupportedProgramError
 from bitnet.core.gpu import Bucket, Buffer, Context, GpuDevice, KernelSpec, Launch, Lowering
-from bitnet.core.gpu.lowering import GroupScaledMatmul, NormedRope, variants
 from bitnet.core.gpu.ops import RowOps
+from bitnet.core.gpu.ops.variants import GroupScaledMatmul, NormedRope, variants
 from bitnet.core.hal import (
     AddBias,
     Attention,

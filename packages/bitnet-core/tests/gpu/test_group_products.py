@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from bitnet.core.gpu import Bucket, Buffer, KernelSpec, Launch, TernaryBuffer
-from bitnet.core.gpu.group_products import GroupProducts
+from bitnet.core.gpu.ops.group_products import GroupProducts
 from bitnet.core.hal import TernaryMatmul
 from bitnet.core.hal.check import MAX_K
 

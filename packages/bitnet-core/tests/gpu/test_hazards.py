@@ -10,8 +10,8 @@ from typing import Any, NamedTuple
 import pytest
 
 from bitnet.core.gpu import Buffer
-from bitnet.core.gpu.hazards import Hazards
-from bitnet.core.gpu.windows import Window
+from bitnet.core.gpu.drivers.hazards import Hazards
+from bitnet.core.gpu.drivers.windows import Window
 
 
 @dataclass(eq=False)

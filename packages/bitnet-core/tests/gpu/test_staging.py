@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from bitnet.core.gpu.staging import Staging, StagingPool
+from bitnet.core.gpu.drivers.staging import Staging, StagingPool
 
 
 class Device:

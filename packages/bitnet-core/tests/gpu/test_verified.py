@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from bitnet.core.errors import DeviceError
+from bitnet.core.gpu.checks.verified import marked, remember
 from bitnet.core.gpu.clc import Abilities, device, open_device
-from bitnet.core.gpu.verified import marked, remember
 from bitnet.core.hal import DeviceInfo, DeviceType
 from bitnet.core.hal.probe import NOT_VERIFIED, TEST_DRIVER
 

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 import pytest
 
 from bitnet.core.errors import OutOfMemoryError
+from bitnet.core.gpu.drivers.windows import Window, bound, memory_of, row_windows
 from bitnet.core.gpu.ops import next_power_of_two, power_of_two
-from bitnet.core.gpu.windows import Window, bound, memory_of, row_windows
 
 
 @dataclass(eq=False)

@@ -18,7 +18,7 @@ import pytest
 from bitnet.core.gpu import Bucket, Context, KernelSpec, Launch
 from bitnet.core.gpu.clc import ClcOps
 from bitnet.core.gpu.clc.amd import architecture
-from bitnet.core.gpu.compiling import compile_all
+from bitnet.core.gpu.drivers.compiling import compile_all
 from bitnet.core.gpu.ops import advance
 from bitnet.core.gpu.plan import lower
 from bitnet.core.hal import Adjustment, Limits, Logprobs, Program, StepLayout

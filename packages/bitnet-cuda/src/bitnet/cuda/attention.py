@@ -6,7 +6,7 @@ import numpy as np
 
 from bitnet.core.gpu import Arg, Bucket, Context, KernelSpec, Launch
 from bitnet.core.gpu.ops import attention_inputs, ceil_div, kv_defines, positions, rope_defines
-from bitnet.core.gpu.scaled import head_norm_inputs, norms_heads
+from bitnet.core.gpu.ops.scaled import head_norm_inputs, norms_heads
 from bitnet.core.hal import Attention, RopeAppend
 from bitnet.cuda.products import CLUSTERS, MAX_CLUSTER, TENSOR_CORES, WGMMA, largest
 from bitnet.cuda.tiles import ALIGNMENT, MANY_TOKENS, PANEL, TiledMatrix

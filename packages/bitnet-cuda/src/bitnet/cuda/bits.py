@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 from bitnet.core.gpu import Buffer, Context, KernelSpec, Launch, TernaryBuffer
 from bitnet.core.gpu.ops import ceil_div
-from bitnet.core.gpu.products import Source, product_args, product_defines
+from bitnet.core.gpu.ops.products import Source, product_args, product_defines
 from bitnet.core.hal import TernaryMatmul
 from bitnet.cuda.tiles import ALIGNMENT, PANEL, TiledMatrix
 from bitnet.cuda.weights import ternary

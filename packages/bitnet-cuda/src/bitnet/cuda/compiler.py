@@ -10,7 +10,7 @@ from cuda.pathfinder import load_nvidia_dynamic_lib
 
 from bitnet.core.errors import DeviceError, KernelCompileError
 from bitnet.core.gpu import KernelSpec
-from bitnet.core.gpu.compiling import Way, compiled
+from bitnet.core.gpu.drivers.compiling import Way, compiled
 from bitnet.core.support.cache import KernelCache
 from bitnet.core.support.dynlib import stamp
 from bitnet.cuda.ops import SOURCES

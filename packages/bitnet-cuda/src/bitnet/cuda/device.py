@@ -12,8 +12,8 @@ import numpy.typing as npt
 from cuda.bindings import driver
 
 from bitnet.core.gpu import Arg, KernelSpec, Launch
-from bitnet.core.gpu.graphs import CapturingDriver, Graph
-from bitnet.core.gpu.staging import Staging, StagingPool
+from bitnet.core.gpu.drivers.graphs import CapturingDriver, Graph
+from bitnet.core.gpu.drivers.staging import Staging, StagingPool
 from bitnet.core.support.cache import KernelCache
 from bitnet.cuda.compiler import Compiler
 from bitnet.cuda.driver import check

@@ -7,7 +7,7 @@ from typing import Any
 from cuda.bindings import driver
 
 from bitnet.core.errors import DeviceError
-from bitnet.core.gpu.failures import lost, out_of_memory
+from bitnet.core.gpu.drivers.failures import lost, out_of_memory
 
 OUT_OF_MEMORY = driver.CUresult.CUDA_ERROR_OUT_OF_MEMORY
 LOST = {

@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 from bitnet.core.gpu import Buffer, Context, KernelSpec, Launch, TernaryBuffer
 from bitnet.core.gpu.ops import ceil_div
-from bitnet.core.gpu.products import product_defines, tiled_args
+from bitnet.core.gpu.ops.products import product_defines, tiled_args
 from bitnet.core.hal import TernaryMatmul
 from bitnet.cuda.weights import ternary
 

@@ -9,10 +9,10 @@ from __future__ import annotations
 import numpy as np
 
 from bitnet.core.gpu import Arg, Bucket, Buffer, Context, KernelSpec, Launch
-from bitnet.core.gpu.adjusting import adjustment
 from bitnet.core.gpu.groups import Choice, NormChoice
-from bitnet.core.gpu.head import choice, compact_shape, unnormed
 from bitnet.core.gpu.ops import ceil_div
+from bitnet.core.gpu.ops.adjusting import adjustment
+from bitnet.core.gpu.ops.head import choice, compact_shape, unnormed
 from bitnet.cuda.products import DECODE_TOKENS, shared_bytes
 
 WIDTH = 256

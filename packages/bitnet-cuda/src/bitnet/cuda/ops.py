@@ -13,11 +13,11 @@ import numpy as np
 
 from bitnet.core.gpu import Bucket, Buffer, Context, Dispatch, KernelSources, Launch, Lowering
 from bitnet.core.gpu.groups import Choice, GatedProduct, NormChoice, NormHead, RopeAttention
-from bitnet.core.gpu.logprobs import history, logprobs
-from bitnet.core.gpu.lowering import GroupScaledMatmul, NormedRope, TernaryTable, variants
 from bitnet.core.gpu.ops import RowOps, ceil_div
-from bitnet.core.gpu.products import Source, fused_products, glu_products, row_sums
-from bitnet.core.gpu.scaled import norms_heads
+from bitnet.core.gpu.ops.logprobs import history, logprobs
+from bitnet.core.gpu.ops.products import Source, fused_products, glu_products, row_sums
+from bitnet.core.gpu.ops.scaled import norms_heads
+from bitnet.core.gpu.ops.variants import GroupScaledMatmul, NormedRope, TernaryTable, variants
 from bitnet.core.hal import (
     Attention,
     DenseMatmul,

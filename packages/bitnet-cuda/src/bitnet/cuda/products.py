@@ -8,10 +8,10 @@ import numpy as np
 
 from bitnet.core.gpu import Arg, Bucket, Buffer, Context, DenseBuffer, KernelSpec, Launch, TernaryBuffer
 from bitnet.core.gpu.groups import NormHead
-from bitnet.core.gpu.head import unnormed
 from bitnet.core.gpu.ops import ceil_div, power_of_two
-from bitnet.core.gpu.products import Source, product_args, product_defines, quantised, row_sums, tiled_args
-from bitnet.core.gpu.scaled import group_product
+from bitnet.core.gpu.ops.head import unnormed
+from bitnet.core.gpu.ops.products import Source, product_args, product_defines, quantised, row_sums, tiled_args
+from bitnet.core.gpu.ops.scaled import group_product
 from bitnet.core.hal import DenseMatmul, TernaryMatmul
 from bitnet.cuda.bits import bits_product, bits_shape
 from bitnet.cuda.few import FewShape, few_product, few_shape

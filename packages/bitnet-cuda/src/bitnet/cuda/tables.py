@@ -7,7 +7,7 @@ import numpy as np
 
 from bitnet.core.gpu import Bucket, Context, KernelSpec, Launch, TernaryBuffer
 from bitnet.core.gpu.ops import ceil_div
-from bitnet.core.gpu.tables import table_launches
+from bitnet.core.gpu.ops.tables import table_launches
 from bitnet.core.hal import DenseMatmul, Embed
 from bitnet.core.hal.check import ternary_table
 from bitnet.cuda.products import DECODE_TOKENS, SPLIT_GROUP, TENSOR_CORES, shared_bytes

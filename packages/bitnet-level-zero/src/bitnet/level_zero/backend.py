@@ -60,7 +60,7 @@ class LevelZeroBackend:
 
 
 def _probe(found: Library) -> ProbeResult:
-    from bitnet.core.gpu.verified import marked
+    from bitnet.core.gpu.checks.verified import marked
     from bitnet.level_zero.hardware import NEEDED, api_version, devices
     from bitnet.level_zero.loader import LevelZero
 

@@ -8,7 +8,7 @@ from typing import TypeAlias
 
 from bitnet.core.errors import KernelCompileError
 from bitnet.core.gpu import KernelSpec
-from bitnet.core.gpu.compiling import Way, compiled
+from bitnet.core.gpu.drivers.compiling import Way, compiled
 from bitnet.core.support.cache import KernelCache
 from bitnet.core.support.log import logger
 from bitnet.level_zero.hardware import Hardware

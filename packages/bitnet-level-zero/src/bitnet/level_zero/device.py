@@ -20,7 +20,7 @@ import numpy.typing as npt
 from bitnet.core.errors import DeviceError
 from bitnet.core.gpu import Launch
 from bitnet.core.gpu.clc import tried, values
-from bitnet.core.gpu.failures import buffer_too_large
+from bitnet.core.gpu.drivers.failures import buffer_too_large
 from bitnet.core.support.cache import KernelCache
 from bitnet.level_zero.compiler import Compiler
 from bitnet.level_zero.hardware import Hardware

@@ -9,7 +9,7 @@ from functools import cache
 from typing import Any, TypeVar
 
 from bitnet.core.errors import DeviceError
-from bitnet.core.gpu import failures
+from bitnet.core.gpu.drivers import failures
 from bitnet.core.support.dynlib import Library, open_library
 from bitnet.level_zero.structures import GroupCount, InitDriversDesc, Structure
 

@@ -65,7 +65,7 @@ class MetalBackend:
         return result
 
     def open(self, info: DeviceInfo, options: OpenOptions) -> Device:
-        from bitnet.core.gpu.replay_check import wrong_replay
+        from bitnet.core.gpu.checks.replay import wrong_replay
 
         result, objc, devices = _look()
         own = 0
@@ -190,7 +190,7 @@ def _devices(objc: Objc, system: System) -> tuple[list[DeviceInfo], list[int], l
 
 
 def _info(objc: Objc, device: int, name: str, index: str, system: System) -> DeviceInfo:
-    from bitnet.core.gpu.verified import marked
+    from bitnet.core.gpu.checks.verified import marked
 
     virtual = objc.is_test_driver or _is_virtual(name)
     info = DeviceInfo(

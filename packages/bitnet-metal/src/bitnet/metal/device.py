@@ -20,8 +20,8 @@ import numpy.typing as npt
 
 from bitnet.core.errors import DeviceError
 from bitnet.core.gpu import KernelSpec, Launch
-from bitnet.core.gpu.failures import buffer_too_large, lost, out_of_memory
-from bitnet.core.gpu.windows import Window, memory_of
+from bitnet.core.gpu.drivers.failures import buffer_too_large, lost, out_of_memory
+from bitnet.core.gpu.drivers.windows import Window, memory_of
 from bitnet.core.hal import DeviceInfo
 from bitnet.core.support.mapped import is_mapped
 from bitnet.metal.archive import Archive

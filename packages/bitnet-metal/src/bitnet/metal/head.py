@@ -13,10 +13,10 @@ import numpy as np
 from bitnet.core.gpu import Arg, Bucket, Buffer, Context, Dispatch, KernelSpec, Launch
 from bitnet.core.gpu.clc.abilities import Abilities
 from bitnet.core.gpu.clc.products import MOST_GROUP
+from bitnet.core.gpu.drivers.windows import Window
 from bitnet.core.gpu.groups import Choice, NormChoice
-from bitnet.core.gpu.head import COMPACT_ROWS, choice, compact_shape, unnormed
 from bitnet.core.gpu.ops import ceil_div, power_of_two
-from bitnet.core.gpu.windows import Window
+from bitnet.core.gpu.ops.head import COMPACT_ROWS, choice, compact_shape, unnormed
 
 WIDTH = 32
 """Threads of a simdgroup, which share a row of the head, and columns of a thread of head_pack."""

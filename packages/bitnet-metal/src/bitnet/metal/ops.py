@@ -10,9 +10,9 @@ from bitnet.core.gpu.clc.attention import QUERIES, TILE_GROUP, AttentionOps, def
 from bitnet.core.gpu.clc.products import DECODE_TOKENS, Products, tiled_defines
 from bitnet.core.gpu.clc.vendors import Vendor
 from bitnet.core.gpu.context import Bucket, Context
-from bitnet.core.gpu.driver import Arg, Buffer, KernelSpec, Launch
+from bitnet.core.gpu.drivers.interface import Arg, Buffer, KernelSpec, Launch
 from bitnet.core.gpu.ops import ceil_div
-from bitnet.core.gpu.products import tiled_args
+from bitnet.core.gpu.ops.products import tiled_args
 from bitnet.core.gpu.weights import TernaryBuffer
 from bitnet.core.hal import Attention, DenseMatmul, TernaryMatmul
 from bitnet.metal.head import WIDTH, HeadOps, fits

@@ -15,8 +15,9 @@ import numpy.typing as npt
 import pyopencl as cl
 
 from bitnet.core.errors import DeviceError
-from bitnet.core.gpu import Launch, failures
+from bitnet.core.gpu import Launch
 from bitnet.core.gpu.clc import tried, work_items
+from bitnet.core.gpu.drivers import failures
 from bitnet.core.support.log import logger
 from bitnet.opencl.command_buffer import CommandBuffer, functions
 from bitnet.opencl.compiler import programs

@@ -79,8 +79,8 @@ class RocmBackend:
         return result
 
     def open(self, info: DeviceInfo, options: OpenOptions) -> Device:
+        from bitnet.core.gpu.checks.replay import wrong_replay
         from bitnet.core.gpu.clc import open_device, tried
-        from bitnet.core.gpu.replay_check import wrong_replay
         from bitnet.rocm.compiler import programs
         from bitnet.rocm.device import RocmDriver
 
@@ -179,7 +179,7 @@ def _devices(
 
 
 def _found(hip: Hip, index: int, properties: Properties, kind: Architecture, version: str, compiler: str) -> Found:
-    from bitnet.core.gpu.verified import marked
+    from bitnet.core.gpu.checks.verified import marked
 
     pci = f"{properties.pci_domain:04x}:{properties.pci_bus:02x}:{properties.pci_device:02x}.0"
     abilities = kind.abilities(

@@ -11,9 +11,9 @@ import numpy.typing as npt
 
 from bitnet.core.gpu import KernelSpec, Launch
 from bitnet.core.gpu.clc import values
-from bitnet.core.gpu.graphs import CapturingDriver, Graph
+from bitnet.core.gpu.drivers.graphs import CapturingDriver, Graph
+from bitnet.core.gpu.drivers.staging import Staging, StagingPool
 from bitnet.core.gpu.programs import Programs
-from bitnet.core.gpu.staging import Staging, StagingPool
 from bitnet.rocm.hip import NON_BLOCKING_STREAM, THREAD_LOCAL_CAPTURE, UNTIMED_EVENT, Hip
 
 

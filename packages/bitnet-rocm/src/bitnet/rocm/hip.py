@@ -8,7 +8,7 @@ from ctypes import POINTER, c_char_p, c_int, c_size_t, c_uint, c_ulonglong, c_vo
 from typing import Any
 
 from bitnet.core.errors import DeviceError
-from bitnet.core.gpu import failures
+from bitnet.core.gpu.drivers import failures
 
 LEAST = (6, 0)
 """Minimum version of the runtime; from it on, device properties have the layout below."""

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from bitnet.core.errors import KernelCompileError
-from bitnet.core.gpu.compiling import Way, compiled
+from bitnet.core.gpu.drivers.compiling import Way, compiled
 from bitnet.core.support.cache import KernelCache
 from bitnet.core.support.dynlib import file_of, open_library, stamp
 from bitnet.vulkan.modules import TARGET, Module

@@ -10,8 +10,8 @@ import numpy.typing as npt
 
 from bitnet.core.errors import DeviceLostError, OutOfMemoryError
 from bitnet.core.gpu import Launch
-from bitnet.core.gpu.hazards import Hazards
-from bitnet.core.gpu.windows import bound
+from bitnet.core.gpu.drivers.hazards import Hazards
+from bitnet.core.gpu.drivers.windows import bound
 from bitnet.core.support.cache import KernelCache
 from bitnet.vulkan.driver import Functions, api, make
 from bitnet.vulkan.hardware import BUDGET, COMPUTE_SHADER, Hardware, memory, open_device

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from bitnet.core.errors import DeviceError
-from bitnet.core.gpu.failures import lost, out_of_memory
+from bitnet.core.gpu.drivers.failures import lost, out_of_memory
 from bitnet.core.support.dynlib import open_library, without_display
 
 LOADER = {

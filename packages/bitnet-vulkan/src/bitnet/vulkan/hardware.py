@@ -9,7 +9,7 @@ from typing import Any
 from uuid import UUID
 
 from bitnet.core.gpu import Buffer
-from bitnet.core.gpu.windows import MOST_GROUPS, row_windows
+from bitnet.core.gpu.drivers.windows import MOST_GROUPS, row_windows
 from bitnet.core.hal import KERNEL_FEATURES, PREPARES, DeviceInfo, DeviceType
 from bitnet.vulkan.driver import VERSION_1_1, VERSION_1_2, VERSION_1_3, Functions, Instance, api, make, text
 

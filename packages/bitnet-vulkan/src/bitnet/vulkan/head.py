@@ -11,10 +11,10 @@ from dataclasses import replace
 import numpy as np
 
 from bitnet.core.gpu import Arg, Bucket, Buffer, Context, DenseBuffer, Launch, launch
+from bitnet.core.gpu.drivers.windows import MOST_GROUPS
 from bitnet.core.gpu.groups import Choice, NormChoice
-from bitnet.core.gpu.head import COMPACT_ROWS, choice, compact_shape, unnormed
 from bitnet.core.gpu.ops import ceil_div, next_power_of_two
-from bitnet.core.gpu.windows import MOST_GROUPS
+from bitnet.core.gpu.ops.head import COMPACT_ROWS, choice, compact_shape, unnormed
 from bitnet.core.hal import DenseMatmul
 from bitnet.vulkan import matrices
 from bitnet.vulkan.hardware import Hardware

@@ -10,7 +10,7 @@ import numpy as np
 from bitnet.core.gpu import Arg, Bucket, Context, Launch, launch
 from bitnet.core.gpu.groups import Layer
 from bitnet.core.gpu.ops import ceil_div, kv_defines, next_power_of_two, positions
-from bitnet.core.gpu.products import glu_products
+from bitnet.core.gpu.ops.products import glu_products
 from bitnet.vulkan.hardware import Hardware
 
 GROUP, LEAST_LANES, MOST_LANES, HELD = 256, 8, 32, 8

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from bitnet.core.gpu.failures import buffer_too_large, out_of_memory
+from bitnet.core.gpu.drivers.failures import buffer_too_large, out_of_memory
 from bitnet.vulkan.driver import Functions, api, make
 from bitnet.vulkan.hardware import DEVICE_LOCAL, Hardware
 from bitnet.vulkan.queue import COMPUTE_STAGE, HOST_STAGE, TRANSFER_STAGE, Queue, barrier

@@ -12,12 +12,12 @@ from functools import partial
 import numpy as np
 
 from bitnet.core.gpu import Arg, Bucket, Buffer, Context, Dispatch, Launch, Lowering, launch, variants
-from bitnet.core.gpu.group_products import in_parts
+from bitnet.core.gpu.drivers.windows import MOST_GROUPS
 from bitnet.core.gpu.groups import Choice, Layer, NormChoice, RopeAttention
 from bitnet.core.gpu.ops import RowOps, attention_inputs, ceil_div, kv_defines, positions, power_of_two, rope_defines
-from bitnet.core.gpu.products import Source, fused_products, product_defines
+from bitnet.core.gpu.ops.group_products import in_parts
+from bitnet.core.gpu.ops.products import Source, fused_products, product_defines
 from bitnet.core.gpu.weights import TernaryBuffer
-from bitnet.core.gpu.windows import MOST_GROUPS
 from bitnet.core.hal import Attention, DenseMatmul, Embed, RopeAppend, Sample, TernaryMatmul
 from bitnet.vulkan import matrices
 from bitnet.vulkan.hardware import Hardware

@@ -14,8 +14,8 @@ import wgpu
 from wgpu.backends.wgpu_native import ffi, lib
 
 from bitnet.core.gpu import Launch
-from bitnet.core.gpu.failures import buffer_too_large
-from bitnet.core.gpu.windows import bound
+from bitnet.core.gpu.drivers.failures import buffer_too_large
+from bitnet.core.gpu.drivers.windows import bound
 from bitnet.webgpu.compiler import INT8_DOT, SUBGROUPS, Compiler, has_int8_dot
 from bitnet.webgpu.failures import RAISED, failure
 

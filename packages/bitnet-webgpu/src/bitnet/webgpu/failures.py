@@ -5,7 +5,7 @@ from __future__ import annotations
 import wgpu
 
 from bitnet.core.errors import DeviceError
-from bitnet.core.gpu.failures import lost, out_of_memory
+from bitnet.core.gpu.drivers.failures import lost, out_of_memory
 
 RAISED = (wgpu.GPUError, RuntimeError)
 """Exceptions that wgpu-py raises; the latter if it gets no device or cannot map a buffer."""

@@ -12,11 +12,11 @@ from dataclasses import replace
 import numpy as np
 
 from bitnet.core.gpu import Arg, Bucket, Buffer, Context, Dispatch, Launch, Lowering, launch, variants
-from bitnet.core.gpu.group_products import in_parts
+from bitnet.core.gpu.drivers.windows import MOST_GROUPS, in_two, row_windows
 from bitnet.core.gpu.groups import NormHead, RopeAttention, RopeAttentionProduct
 from bitnet.core.gpu.ops import RowOps, attention_inputs, ceil_div, kv_defines, positions, power_of_two, rope_defines
-from bitnet.core.gpu.products import NORM, Source, fused_products, normed, product_defines
-from bitnet.core.gpu.windows import MOST_GROUPS, in_two, row_windows
+from bitnet.core.gpu.ops.group_products import in_parts
+from bitnet.core.gpu.ops.products import NORM, Source, fused_products, normed, product_defines
 from bitnet.core.hal import Attention, DenseMatmul, Embed, NormRows, RopeAppend, Sample, TernaryMatmul
 from bitnet.webgpu.device import ALIGNMENT
 

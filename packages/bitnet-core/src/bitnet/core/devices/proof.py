@@ -22,7 +22,7 @@ class Proof:
 
 def prove(backend: Plugin, info: DeviceInfo) -> Proof:
     """Multiply a fresh random ternary matrix on a device of a backend, and compare with exact integers."""
-    from bitnet.core.gpu.self_check import wrong_products  # imports the GPU code, which probing does not need
+    from bitnet.core.gpu.checks.self_check import wrong_products  # imports the GPU code, which probing does not need
 
     begin = time.perf_counter()
     try:

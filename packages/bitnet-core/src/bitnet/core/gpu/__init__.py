@@ -2,9 +2,10 @@
 
 from bitnet.core.gpu.context import Bucket, Context, Dispatch
 from bitnet.core.gpu.device import GpuDevice
-from bitnet.core.gpu.driver import Arg, Buffer, Driver, Fetching, KernelSpec, Launch, Scalar, Size3, launch
+from bitnet.core.gpu.drivers.interface import Arg, Buffer, Driver, Fetching, KernelSpec, Launch, Scalar, Size3, launch
 from bitnet.core.gpu.executable import GpuExecutable
-from bitnet.core.gpu.lowering import Lowering, variants
+from bitnet.core.gpu.lowering import Lowering
+from bitnet.core.gpu.ops.variants import variants
 from bitnet.core.gpu.sources import KernelSources
 from bitnet.core.gpu.weights import DenseBuffer, TernaryBuffer
 

@@ -9,7 +9,7 @@ from typing import Any, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from bitnet.core.gpu.driver import Adopter, Buffer, Driver, Launch
+from bitnet.core.gpu.drivers.interface import Adopter, Buffer, Driver, Launch
 from bitnet.core.gpu.weights import DenseBuffer, TernaryBuffer, put_dense, put_ternary
 from bitnet.core.hal import (
     MAX_COUNT,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 
 from bitnet.core.errors import DeviceError
-from bitnet.core.gpu.driver import Driver
+from bitnet.core.gpu.drivers.interface import Driver
 from bitnet.core.gpu.executable import GpuExecutable
 from bitnet.core.gpu.lowering import Lowering
 from bitnet.core.hal import DeviceInfo, MemoryInfo, Program

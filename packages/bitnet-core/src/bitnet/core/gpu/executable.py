@@ -13,10 +13,11 @@ import numpy.typing as npt
 
 from bitnet.core.errors import UnsupportedProgramError
 from bitnet.core.gpu.context import Bucket, Context
-from bitnet.core.gpu.driver import Buffer, Driver, Fetching
-from bitnet.core.gpu.logprobs import history
-from bitnet.core.gpu.lowering import Lowering, key
+from bitnet.core.gpu.drivers.interface import Buffer, Driver, Fetching
+from bitnet.core.gpu.lowering import Lowering
 from bitnet.core.gpu.ops import advance
+from bitnet.core.gpu.ops.logprobs import history
+from bitnet.core.gpu.ops.variants import key
 from bitnet.core.gpu.plan import lower
 from bitnet.core.hal import (
     Adjustment,

@@ -12,9 +12,9 @@ from itertools import pairwise
 from typing import Any, get_type_hints
 
 from bitnet.core.gpu.context import Bucket, Context, Dispatch
-from bitnet.core.gpu.driver import Launch
+from bitnet.core.gpu.drivers.interface import Launch
 from bitnet.core.gpu.groups import GROUPS, Group
-from bitnet.core.gpu.lowering import key
+from bitnet.core.gpu.ops.variants import key
 from bitnet.core.hal import (
     AddBias,
     Attention,

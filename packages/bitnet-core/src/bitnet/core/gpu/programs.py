@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from typing import Generic, NamedTuple, TypeAlias, TypeVar
 
 from bitnet.core.errors import KernelCompileError
-from bitnet.core.gpu.compiling import Way, compiled
-from bitnet.core.gpu.driver import KernelSpec
+from bitnet.core.gpu.drivers.compiling import Way, compiled
+from bitnet.core.gpu.drivers.interface import KernelSpec
 from bitnet.core.gpu.sources import KernelSources
 from bitnet.core.support.cache import KernelCache
 from bitnet.core.support.log import logger

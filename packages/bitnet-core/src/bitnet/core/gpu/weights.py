@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from bitnet.core.errors import InvalidInputError
-from bitnet.core.gpu.driver import Buffer
+from bitnet.core.gpu.drivers.interface import Buffer
 from bitnet.core.hal import DenseWeight, TernaryWeight, Weight
 from bitnet.core.hal.check import loaded_dense, loaded_ternary
 
@@ -23,7 +23,7 @@ Alloc: TypeAlias = Callable[[int], Buffer]
 Upload: TypeAlias = Callable[..., None]
 """As those of :class:`~bitnet.core.gpu.Driver`."""
 Adopt: TypeAlias = Callable[[npt.NDArray[Any]], "Buffer | None"]
-"""As in :class:`~bitnet.core.gpu.driver.Adopter`; always returns None for other drivers."""
+"""As in :class:`~bitnet.core.gpu.drivers.interface.Adopter`; always returns None for other drivers."""
 
 
 @dataclass(frozen=True, slots=True)

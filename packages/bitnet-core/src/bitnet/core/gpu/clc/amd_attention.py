@@ -6,7 +6,7 @@ from bitnet.core.gpu.clc.abilities import Abilities
 from bitnet.core.gpu.clc.amd_products import SIDE, wave_of
 from bitnet.core.gpu.clc.attention import AttentionOps, defines_of, prefill_args, tiles_of
 from bitnet.core.gpu.context import Bucket, Context
-from bitnet.core.gpu.driver import KernelSpec, Launch
+from bitnet.core.gpu.drivers.interface import KernelSpec, Launch
 from bitnet.core.hal import Attention
 
 WAVES, KEYS, WIDEST = 4, 32, 128

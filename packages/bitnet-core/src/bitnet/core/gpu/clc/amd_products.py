@@ -7,9 +7,9 @@ from typing import NamedTuple
 from bitnet.core.gpu.clc.abilities import Abilities
 from bitnet.core.gpu.clc.products import CHUNK_BYTES, LEAST_LANES, Products, tiled_defines
 from bitnet.core.gpu.context import Bucket, Context
-from bitnet.core.gpu.driver import Buffer, KernelSpec, Launch
+from bitnet.core.gpu.drivers.interface import Buffer, KernelSpec, Launch
 from bitnet.core.gpu.ops import ceil_div, next_power_of_two
-from bitnet.core.gpu.products import tiled_args
+from bitnet.core.gpu.ops.products import tiled_args
 from bitnet.core.gpu.weights import TernaryBuffer
 from bitnet.core.hal import TernaryMatmul
 

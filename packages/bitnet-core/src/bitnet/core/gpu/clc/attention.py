@@ -7,7 +7,7 @@ import numpy as np
 from bitnet.core.gpu.clc.abilities import Abilities
 from bitnet.core.gpu.clc.products import MOST_GROUP
 from bitnet.core.gpu.context import Bucket, Context
-from bitnet.core.gpu.driver import Arg, Buffer, KernelSpec, Launch
+from bitnet.core.gpu.drivers.interface import Arg, Buffer, KernelSpec, Launch
 from bitnet.core.gpu.ops import attention_inputs, ceil_div, kv_defines, positions, power_of_two, rope_defines
 from bitnet.core.hal import Attention, RopeAppend
 

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from bitnet.core.errors import DeviceError
+from bitnet.core.gpu.checks.self_check import wrong_products
+from bitnet.core.gpu.checks.verified import remember
 from bitnet.core.gpu.clc.abilities import Abilities
 from bitnet.core.gpu.clc.ops import ClcOps
 from bitnet.core.gpu.clc.products import DECODE_TOKENS
 from bitnet.core.gpu.clc.vendors import Vendor
 from bitnet.core.gpu.device import GpuDevice
-from bitnet.core.gpu.driver import Driver
-from bitnet.core.gpu.self_check import wrong_products
-from bitnet.core.gpu.verified import remember
+from bitnet.core.gpu.drivers.interface import Driver
 from bitnet.core.hal import DeviceInfo
 
 CHECKED_TOKENS = 1, 2 * DECODE_TOKENS
@@ -25,7 +25,7 @@ def open_device(
     Args:
         vendor: As for :class:`ClcOps`.
         self_check: Whether the device must first compute correct products, for backends untested on hardware. Success
-            is remembered (:mod:`bitnet.core.gpu.verified`).
+            is remembered (:mod:`bitnet.core.gpu.checks.verified`).
 
     Raises:
         DeviceError: The device fails, or its product is wrong.

@@ -6,7 +6,7 @@ from bitnet.core.gpu.clc.abilities import Abilities
 from bitnet.core.gpu.clc.attention import AttentionOps, defines_of, prefill_args
 from bitnet.core.gpu.clc.intel_products import WIDTHS, by_sub_groups
 from bitnet.core.gpu.context import Bucket, Context
-from bitnet.core.gpu.driver import KernelSpec, Launch
+from bitnet.core.gpu.drivers.interface import KernelSpec, Launch
 from bitnet.core.gpu.ops import ceil_div
 from bitnet.core.hal import Attention
 

@@ -8,7 +8,7 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from bitnet.core.gpu.driver import Arg, Launch, Size3
+from bitnet.core.gpu.drivers.interface import Arg, Launch, Size3
 
 Value: TypeAlias = ctypes.c_int32 | ctypes.c_uint32 | ctypes.c_float | ctypes.c_void_p
 

@@ -17,7 +17,7 @@ from bitnet.core.gpu.clc.attention import (
 )
 from bitnet.core.gpu.clc.nvidia_products import WARP
 from bitnet.core.gpu.context import Bucket, Context
-from bitnet.core.gpu.driver import KernelSpec, Launch
+from bitnet.core.gpu.drivers.interface import KernelSpec, Launch
 from bitnet.core.gpu.ops import ceil_div, power_of_two, rope_defines
 from bitnet.core.hal import Attention, RopeAppend
 

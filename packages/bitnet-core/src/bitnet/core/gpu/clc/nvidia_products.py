@@ -11,9 +11,9 @@ from bitnet.core.gpu.clc.products import (
     tiled_defines,
 )
 from bitnet.core.gpu.context import Bucket, Context
-from bitnet.core.gpu.driver import Buffer, KernelSpec, Launch
+from bitnet.core.gpu.drivers.interface import Buffer, KernelSpec, Launch
 from bitnet.core.gpu.ops import ceil_div, power_of_two
-from bitnet.core.gpu.products import Source, product_args, tiled_args
+from bitnet.core.gpu.ops.products import Source, product_args, tiled_args
 from bitnet.core.gpu.weights import TernaryBuffer
 from bitnet.core.hal import DenseMatmul, TernaryMatmul
 

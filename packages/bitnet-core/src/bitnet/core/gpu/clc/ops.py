@@ -17,11 +17,12 @@ from bitnet.core.gpu.clc.attention import DECODE_TOKENS
 from bitnet.core.gpu.clc.products import MOST_GROUP
 from bitnet.core.gpu.clc.vendors import VENDORS, Vendor
 from bitnet.core.gpu.context import Bucket, Context, Dispatch
-from bitnet.core.gpu.driver import Launch
+from bitnet.core.gpu.drivers.interface import Launch
 from bitnet.core.gpu.groups import FeedForward, GatedProduct, NormGatedProduct, NormProduct, RopeAttention
-from bitnet.core.gpu.lowering import Lowering, variants
+from bitnet.core.gpu.lowering import Lowering
 from bitnet.core.gpu.ops import RowOps, power_of_two
-from bitnet.core.gpu.products import feed_forward, glu_products, normed, row_sums
+from bitnet.core.gpu.ops.products import feed_forward, glu_products, normed, row_sums
+from bitnet.core.gpu.ops.variants import variants
 from bitnet.core.gpu.sources import KernelSources
 from bitnet.core.hal import Attention, DenseMatmul, GluNormQuant, NormQuant, Sample, TernaryMatmul
 

@@ -8,9 +8,9 @@ import numpy as np
 
 from bitnet.core.gpu.clc.abilities import Abilities
 from bitnet.core.gpu.context import Bucket, Context
-from bitnet.core.gpu.driver import Buffer, KernelSpec, Launch
+from bitnet.core.gpu.drivers.interface import Buffer, KernelSpec, Launch
 from bitnet.core.gpu.ops import RowOps, ceil_div, power_of_two
-from bitnet.core.gpu.products import Source, product_args, product_defines, quantised, row_sums, tiled_args
+from bitnet.core.gpu.ops.products import Source, product_args, product_defines, quantised, row_sums, tiled_args
 from bitnet.core.gpu.weights import TernaryBuffer
 from bitnet.core.hal import DenseMatmul, TernaryMatmul
 

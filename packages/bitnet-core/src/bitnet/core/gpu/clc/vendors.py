@@ -16,7 +16,7 @@ from bitnet.core.gpu.clc.nvidia_layers import NvidiaLayers
 from bitnet.core.gpu.clc.nvidia_products import NvidiaProducts
 from bitnet.core.gpu.clc.products import Products
 from bitnet.core.gpu.context import Context, Dispatch
-from bitnet.core.gpu.driver import KernelSpec
+from bitnet.core.gpu.drivers.interface import KernelSpec
 from bitnet.core.gpu.groups import Layer
 
 

@@ -10,13 +10,13 @@ from dataclasses import dataclass
 import numpy as np
 
 from bitnet.core.gpu.context import Bucket, Context, Dispatch
-from bitnet.core.gpu.driver import Arg, Launch, launch
-from bitnet.core.gpu.lowering import GroupScaledMatmul, TernaryTable
-from bitnet.core.gpu.ops import ceil_div, next_power_of_two, power_of_two
-from bitnet.core.gpu.scaled import BLOCK
-from bitnet.core.gpu.tables import WindowedTables
+from bitnet.core.gpu.drivers.interface import Arg, Launch, launch
+from bitnet.core.gpu.drivers.windows import Windows, in_two
+from bitnet.core.gpu.ops.rows import ceil_div, next_power_of_two, power_of_two
+from bitnet.core.gpu.ops.scaled import BLOCK
+from bitnet.core.gpu.ops.tables import WindowedTables
+from bitnet.core.gpu.ops.variants import GroupScaledMatmul, TernaryTable
 from bitnet.core.gpu.weights import TernaryBuffer
-from bitnet.core.gpu.windows import Windows, in_two
 from bitnet.core.hal import TernaryMatmul
 
 GROUP, LANES = 64, 16

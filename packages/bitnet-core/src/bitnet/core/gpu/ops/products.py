@@ -9,7 +9,7 @@ from typing import Protocol
 import numpy as np
 
 from bitnet.core.gpu.context import Bucket, Context, Dispatch
-from bitnet.core.gpu.driver import Arg, Buffer, Launch
+from bitnet.core.gpu.drivers.interface import Arg, Buffer, Launch
 from bitnet.core.gpu.groups import FeedForward, NormProduct
 from bitnet.core.hal import GluNormQuant, NormQuant, Op, TernaryMatmul
 

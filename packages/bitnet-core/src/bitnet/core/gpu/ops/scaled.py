@@ -10,8 +10,8 @@ import math
 import numpy as np
 
 from bitnet.core.gpu.context import Bucket, Context
-from bitnet.core.gpu.driver import Buffer, KernelSpec, Launch
-from bitnet.core.gpu.ops import ROPE_GROUP, ceil_div, next_power_of_two, power_of_two
+from bitnet.core.gpu.drivers.interface import Buffer, KernelSpec, Launch
+from bitnet.core.gpu.ops.rows import ROPE_GROUP, ceil_div, next_power_of_two, power_of_two
 from bitnet.core.hal import Op, Program, RopeAppend, TernaryMatmul, TernaryWeight
 
 BLOCK = 128

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from bitnet.core.gpu.context import Context
-from bitnet.core.gpu.driver import Arg, Buffer
+from bitnet.core.gpu.drivers.interface import Arg, Buffer
 from bitnet.core.gpu.groups import Choice, NormChoice, NormHead
 from bitnet.core.hal import DenseMatmul, DenseWeight, Sample
 

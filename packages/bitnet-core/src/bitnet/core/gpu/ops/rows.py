@@ -13,9 +13,9 @@ from types import MappingProxyType
 import numpy as np
 
 from bitnet.core.errors import InvalidInputError
-from bitnet.core.gpu.adjusting import adjust
 from bitnet.core.gpu.context import Bucket, Context, Dispatch
-from bitnet.core.gpu.driver import Arg, Buffer, KernelSpec, Launch
+from bitnet.core.gpu.drivers.interface import Arg, Buffer, KernelSpec, Launch
+from bitnet.core.gpu.ops.adjusting import adjust
 from bitnet.core.hal import (
     AddBias,
     Attention,

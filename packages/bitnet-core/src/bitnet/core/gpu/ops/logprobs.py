@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from bitnet.core.gpu.context import Bucket, Context
-from bitnet.core.gpu.driver import Arg, Buffer, KernelSpec, Launch
+from bitnet.core.gpu.drivers.interface import Arg, Buffer, KernelSpec, Launch
 from bitnet.core.hal import MAX_COUNT, MOST_LOGPROBS, Sample
 
 EACH = 8

@@ -11,10 +11,10 @@ from dataclasses import dataclass
 import numpy as np
 
 from bitnet.core.gpu.context import Bucket, Context
-from bitnet.core.gpu.driver import Arg, Buffer, Launch, launch
-from bitnet.core.gpu.ops import ceil_div
+from bitnet.core.gpu.drivers.interface import Arg, Buffer, Launch, launch
+from bitnet.core.gpu.drivers.windows import Windows, in_two
+from bitnet.core.gpu.ops.rows import ceil_div
 from bitnet.core.gpu.weights import TernaryBuffer
-from bitnet.core.gpu.windows import Windows, in_two
 from bitnet.core.hal import DenseMatmul, Embed
 from bitnet.core.hal.check import ternary_table
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from bitnet.core.gpu.driver import Buffer
-from bitnet.core.gpu.windows import memory_of
+from bitnet.core.gpu.drivers.interface import Buffer
+from bitnet.core.gpu.drivers.windows import memory_of
 
 
 class Hazards:

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from math import gcd
 from typing import Any, TypeAlias
 
-from bitnet.core.gpu.driver import Buffer
-from bitnet.core.gpu.failures import binding_too_large
+from bitnet.core.gpu.drivers.failures import binding_too_large
+from bitnet.core.gpu.drivers.interface import Buffer
 
 Windows: TypeAlias = Callable[[Buffer, int], Iterator[tuple[Buffer, int, int]]]
 """Splits a matrix with a number of rows into bindable parts: (part, first row, number of rows)."""

@@ -1,0 +1,1 @@
+"""Checks that a device computes correctly and replays correctly, and the record of those that passed."""

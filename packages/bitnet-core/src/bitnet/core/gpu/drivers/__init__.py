@@ -1,0 +1,1 @@
+"""What GPU drivers share: their interface, parallel compilation, capture and replay, staging, errors with hints."""

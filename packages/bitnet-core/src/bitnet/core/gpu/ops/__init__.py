@@ -1,0 +1,29 @@
+"""What operations launch on every GPU API, for backends that have kernels with these names and arguments."""
+
+from bitnet.core.gpu.ops.rows import (
+    MOST_QUANTIZED,
+    ROPE_GROUP,
+    RowOps,
+    advance,
+    attention_inputs,
+    ceil_div,
+    kv_defines,
+    next_power_of_two,
+    positions,
+    power_of_two,
+    rope_defines,
+)
+
+__all__ = [
+    "MOST_QUANTIZED",
+    "ROPE_GROUP",
+    "RowOps",
+    "advance",
+    "attention_inputs",
+    "ceil_div",
+    "kv_defines",
+    "next_power_of_two",
+    "positions",
+    "power_of_two",
+    "rope_defines",
+]

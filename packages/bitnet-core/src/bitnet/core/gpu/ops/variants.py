@@ -1,0 +1,45 @@
+"""Operations that need other kernels than most of their type: their keys in a launch table, and their launches."""
+
+from __future__ import annotations
+
+from bitnet.core.gpu.context import Dispatch
+from bitnet.core.gpu.ops.adjusting import count_chosen
+from bitnet.core.gpu.ops.logprobs import logprobs
+from bitnet.core.gpu.ops.rows import RowOps
+from bitnet.core.gpu.ops.scaled import group_product, head_norms, in_groups, norms_heads
+from bitnet.core.gpu.ops.tables import table_launches
+from bitnet.core.hal import Adjustment, Logprobs, Op, Program
+from bitnet.core.hal.check import ternary_table
+
+
+class GroupScaledMatmul:
+    """Key of a :class:`~bitnet.core.hal.TernaryMatmul` whose weights have a scale for each group of columns."""
+
+
+class NormedRope:
+    """Key of a :class:`~bitnet.core.hal.RopeAppend` that first normalises the heads of q and k."""
+
+
+class TernaryTable:
+    """Key of an :class:`~bitnet.core.hal.Embed` or :class:`~bitnet.core.hal.DenseMatmul` with a ternary weight."""
+
+
+def key(program: Program, op: Op) -> type:
+    """The key of an operation in a launch table: its type, or one of the classes above."""
+    if in_groups(program, op):
+        return GroupScaledMatmul
+    if norms_heads(op):
+        return NormedRope
+    return TernaryTable if ternary_table(program, op) else type(op)
+
+
+def variants(rows: RowOps) -> Dispatch:
+    """Table entries for all keys that are no operation's type. A backend needs their kernels, as they are named here
+    on every GPU."""
+    return {
+        GroupScaledMatmul: group_product,
+        NormedRope: lambda ctx, op, bucket: [*head_norms(ctx, op, bucket), *rows.rope_append(ctx, op, bucket)],
+        TernaryTable: table_launches,
+        Logprobs: lambda ctx, op, bucket: logprobs(ctx, bucket, rows.group),
+        Adjustment: lambda ctx, op, bucket: [count_chosen(ctx)],
+    }
