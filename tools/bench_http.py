@@ -126,7 +126,7 @@ def serving(model: Model, places: int, profile: cProfile.Profile | None) -> Iter
     finally:
         server.should_exit = server.force_exit = True
         thread.join(30)
-        app.host.close()
+        app.state.close()
 
 
 def main() -> None:

@@ -34,7 +34,7 @@ import random
 def pytest_collection_modifyitems(items):
     items[:] = random.sample(items, min(len(items), 3))
 """
-ALWAYS = {ROOT / name for name in ("conftest.py", "tools/changes.py", "tools/closure.py")}
+ALWAYS = {ROOT / name for name in ("conftest.py", "tools/changes.py", "tools/closure.py", "tools/shares.py")}
 """What pytest imports to choose tests."""
 SLOW = ("tests/tools/", "tests/packaging/", "tests/oracle/", "packages/bitnet-core/tests/cpu/", "test_tiles", "bombs")
 

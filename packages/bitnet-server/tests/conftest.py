@@ -24,8 +24,9 @@ from bitnet.core.hal import Step
 from bitnet.server.http.app import App
 from bitnet.server.http.connection import Connection
 from bitnet.server.http.listening import IDLE_SECONDS
-from bitnet.server.models.host import Host
-from bitnet.server.models.service import Service, Settings, Source
+from bitnet.server.models.service import Service, Source
+from bitnet.server.models.settings import Settings
+from bitnet.server.models.state import State
 
 MAX_SEQS = 4
 Script = Callable[[str], str]
@@ -113,13 +114,13 @@ class Running:
     """A server that runs, and a client for it."""
 
     def __init__(self, url: str, app: App) -> None:
-        self.url, self.app, self.host = url, app, app.host
+        self.url, self.app, self.state = url, app, app.state
         self.client = httpx.Client(base_url=url, timeout=60)
 
     @property
     def service(self) -> Service:
         """The first model, loaded."""
-        service = self.host.slots[0].service
+        service = self.state.pool.models[0].service
         assert service is not None
         return service
 
@@ -150,10 +151,10 @@ def _running(
     """Serve a model, or those of ``sources``, at a free port of this machine."""
     if model is not None:
         sources = [Source(names or (model.path.stem,), model.path, lambda: model, reloads=False)]
-    host = Host(sources, Settings(max_seqs=MAX_SEQS, **settings))
-    host.open()
+    state = State(sources, Settings(max_seqs=MAX_SEQS, **settings))
+    state.pool.open()
     listener = socket.create_server(("127.0.0.1", 0))
-    app = App(host, local=local)
+    app = App(state, local=local)
     config = uvicorn.Config(
         app, http=Connection, log_config=None, access_log=False, server_header=False, timeout_keep_alive=IDLE_SECONDS
     )
@@ -171,7 +172,7 @@ def _running(
         server.should_exit = server.force_exit = True
         thread.join(30)
         listener.close()
-        host.close()
+        state.close()
         gc.unfreeze()  # what a server excluded from searches for cycles
         assert not thread.is_alive()
 

@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 
 from bitnet.core.errors import InvalidInputError
-from bitnet.server.bench.client import Prompt, Random, arrivals, read_prompts
 from bitnet.server.bench.metrics import Answered, summary
+from bitnet.server.bench.prompts import Prompt, Random, arrivals, read_prompts
 
 
 @pytest.fixture

@@ -166,7 +166,7 @@ def until(condition: Any, seconds: float = 20) -> None:
 
 def test_all_bodies_share_a_budget_and_give_it_back(demo_model: Model, running: Any) -> None:
     with running(demo_model) as server, ExitStack() as held:
-        bodies = server.host.bodies
+        bodies = server.state.bodies
         whole = bodies.left = 1_000_000
         for taken in (1, 2, 3):
             held.enter_context(unfinished(server.port, 300_000 + SMALL))

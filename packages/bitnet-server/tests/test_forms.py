@@ -18,7 +18,7 @@ from bitnet.core import Model
 from bitnet.core.support.helper import Limits
 from bitnet.server.forms import matchers, structured
 from bitnet.server.forms.matchers import FormError, Matcher, Matchers, Source
-from bitnet.server.models import host
+from bitnet.server.models import threads as prompt_threads
 
 posix = pytest.mark.skipif(sys.platform == "win32", reason="processes are ended by signals")
 DIGITS = Source("regex", r"\d{40}")
@@ -191,7 +191,7 @@ def test_health_tells_of_threads_that_are_stuck(
     script_model: Model, running: Any, scripted: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     scripted(script_model, "yes")
-    monkeypatch.setattr(host, "STUCK_SECONDS", 0.2)
+    monkeypatch.setattr(prompt_threads, "STUCK_SECONDS", 0.2)
     go_on = threading.Event()
     with running(script_model, timeout=0.5) as server, ThreadPoolExecutor(8) as threads:
         real = type(server.service).chat_tokens
@@ -201,7 +201,7 @@ def test_health_tells_of_threads_that_are_stuck(
             return real(*arguments, **options)
 
         monkeypatch.setattr(type(server.service), "chat_tokens", waits)
-        for answer in [threads.submit(server.chat, "x") for _ in range(host.HOST_THREADS - 1)]:
+        for answer in [threads.submit(server.chat, "x") for _ in range(prompt_threads.PROMPT_THREADS - 1)]:
             assert answer.result().status_code == 504
         time.sleep(0.3)
         assert server.client.get("/health").status_code == 200  # one is free

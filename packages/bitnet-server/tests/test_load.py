@@ -37,8 +37,8 @@ from bitnet.core.errors import DeviceLostError, OutOfMemoryError
 from bitnet.core.model.default import default_model_path
 from bitnet.core.text import sandbox
 from bitnet.core.text.sandbox.pool import HELPERS
-from bitnet.server.models.host import HOST_THREADS
 from bitnet.server.models.service import Source
+from bitnet.server.models.threads import PROMPT_THREADS
 
 HERE = (
     "packages/bitnet-server/src",
@@ -206,10 +206,10 @@ def open_files() -> int:
     return len(os.listdir("/proc/self/fd"))  # noqa: PTH208
 
 
-def fill_pools(host: Any) -> None:
+def fill_pools(state: Any) -> None:
     """Start all threads and helper processes that make prompts; they are kept, and would start one by one."""
-    together = threading.Barrier(HOST_THREADS)
-    for waiting in [host._threads.submit(together.wait, 60) for _ in range(HOST_THREADS)]:
+    together = threading.Barrier(PROMPT_THREADS)
+    for waiting in [state.shared.threads.submit(together.wait, 60) for _ in range(PROMPT_THREADS)]:
         waiting.result()
     helpers = [sandbox._pool._take() for _ in range(HELPERS)]
     for helper in helpers:
@@ -227,23 +227,23 @@ class Watch:
         faults: How often the device has failed.
     """
 
-    def __init__(self, host: Any, models: list[Model], fault_seconds: float) -> None:
+    def __init__(self, state: Any, models: list[Model], fault_seconds: float) -> None:
         self.most = self.faults = 0
         self.sizes = array("Q")
-        self._host, self._models, self._fault_seconds = host, models, fault_seconds
+        self._state, self._models, self._fault_seconds = state, models, fault_seconds
         self._over = threading.Event()
         self._threads = [threading.Thread(target=work, name="test") for work in (self._look, self._fail)]
 
     def _look(self) -> None:
         while not self._over.wait(0.01):
             load = self._models[-1].load()
-            self.most = max(self.most, self._host.present, load.running + load.waiting)
+            self.most = max(self.most, self._state.admission.present, load.running + load.waiting)
             self.sizes.append(resident())
 
     def _fail(self) -> None:
         while not self._over.wait(self._fault_seconds):
-            service = self._host.slots[0].service
-            if self._host.ready and service.proved:  # else it would not be loaded anew
+            service = self._state.pool.models[0].service
+            if self._state.ready and service.proved:  # else it would not be loaded anew
                 engine: Any = self._models[-1]._worker.engine
                 engine.failure = FAILURES[self.faults % len(FAILURES)]("it failed.", device="cuda:7")
                 self.faults += 1
@@ -288,8 +288,8 @@ def check_load(running: Any, scripted: Any, seconds: float) -> None:
 
         def idle() -> bool:
             load = models[0].load()
-            here = (server.host.present, load.running, load.waiting, load.kv_used)
-            return here == (0, 0, 0, 0) and server.host.ready
+            here = (server.state.admission.present, load.running, load.waiting, load.kv_used)
+            return here == (0, 0, 0, 0) and server.state.ready
 
         def rest() -> tuple[int, Counter[str]]:
             """Descriptors and threads, once nothing runs and every client's connection is closed."""
@@ -302,11 +302,11 @@ def check_load(running: Any, scripted: Any, seconds: float) -> None:
             assert server.chat("nonce 7 times 2").json()["choices"][0]["message"]["content"] == "7 7 "
             return open_files(), thread_names()
 
-        fill_pools(server.host)
-        with Watch(server.host, models, WARM_UP_FAULT_SECONDS):
+        fill_pools(server.state)
+        with Watch(server.state, models, WARM_UP_FAULT_SECONDS):
             press_from_outside(server.url, max(WARM_UP, seconds / 5), seed)
         files, threads = rest()
-        with Watch(server.host, models, FAULT_SECONDS) as watch:
+        with Watch(server.state, models, FAULT_SECONDS) as watch:
             ends = press_from_outside(server.url, seconds, seed + CLIENTS)
         files_after, threads_after = rest()
         third = len(watch.sizes) // 3
@@ -340,8 +340,8 @@ def check_load(running: Any, scripted: Any, seconds: float) -> None:
 
 def answer_many(server: Any) -> None:
     """Have each thread that makes prompts cut words it has not seen into tokens, and one answer fit a schema."""
-    words = [" ".join(map(str, random.sample(range(10**9), 500))) for _ in range(2 * HOST_THREADS)]
-    with ThreadPoolExecutor(HOST_THREADS) as pool:
+    words = [" ".join(map(str, random.sample(range(10**9), 500))) for _ in range(2 * PROMPT_THREADS)]
+    with ThreadPoolExecutor(PROMPT_THREADS) as pool:
         for counted in pool.map(lambda text: server.client.post("/tokenize", json={"content": text}), words):
             assert counted.json()["count"] >= 500
     form = {"type": "json_schema", "json_schema": {"name": "x", "schema": {"enum": [random.random()]}}}
@@ -360,7 +360,7 @@ def test_reloads_leave_no_memory(running: Any) -> None:
         return load_model(device="cpu", max_seqs=MAX_SEQS, threads=1)
 
     with running(None, sources=[Source(("m",), Path(default_model_path()), load)]) as server:
-        fill_pools(server.host)
+        fill_pools(server.state)
         sizes = []
         for _ in range(WARM_RELOADS + RELOADS):
             answer_many(server)

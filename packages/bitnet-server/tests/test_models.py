@@ -22,7 +22,7 @@ import pytest
 from bitnet.core import Model, load_model
 from bitnet.core.errors import BitNetError, DeviceLostError
 from bitnet.core.model.default import default_model_path
-from bitnet.server.models import host
+from bitnet.server.models import pool as model_pool
 from bitnet.server.models.service import Source
 
 ASK: dict[str, Any] = {"messages": [{"role": "user", "content": "go"}], "temperature": 0}
@@ -237,7 +237,7 @@ def test_a_model_that_was_closed_is_freed_at_once(
     file: Path, running: Any, scripted: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its file stays mapped, and its tokenizer in memory, until nothing refers to it: no cycle may."""
-    monkeypatch.setattr("bitnet.server.models.host.set_aside", lambda: None)  # which would free cycles
+    monkeypatch.setattr("bitnet.server.models.pool.set_aside", lambda: None)  # which would free cycles
     made: list[weakref.ref[Model]] = []
 
     def load() -> Model:
@@ -255,7 +255,7 @@ def test_a_model_that_was_closed_is_freed_at_once(
         with running(None, sources=[Source(("m",), file, load)]) as server:
             for stream in (False, True):
                 assert server.chat(stream=stream).status_code == 200
-                service = server.host.slots[0].service
+                service = server.state.pool.models[0].service
                 service.model._worker.engine.failure = DeviceLostError("it stopped.", device="cuda:7")
                 del service
                 assert "it stopped" in server.chat(stream=stream).text
@@ -298,7 +298,7 @@ def test_a_model_that_takes_too_much_memory_alone_is_not_loaded(file: Path, runn
     with running(None, sources=sources, max_memory=size + 63) as server:
         refused = server.chat(model="large")
         assert (refused.status_code, refused.json()["error"]["code"]) == (503, "model_load_failed")
-        assert len(server.host.services()) <= 1
+        assert len(server.state.pool.services()) <= 1
         assert server.chat(max_tokens=1).status_code == 200
 
 
@@ -342,7 +342,7 @@ def test_models_take_turns_within_the_memory(file: Path, running: Any, scripted:
             engines[name].advance = partial(held, opened, engines[name].advance)
         with ThreadPoolExecutor(3) as pool:
             busy = [pool.submit(ask, name) for name in "bc"]
-            until(lambda: sum(service.users for service in server.host.services()) == 2)
+            until(lambda: sum(service.users for service in server.state.pool.services()) == 2)
             late = pool.submit(ask, "a")
             time.sleep(0.2)
             assert loaded() == "bc"
@@ -369,10 +369,10 @@ def test_models_that_are_asked_for_together_keep_within_the_memory(file: Path, r
         with ThreadPoolExecutor(12) as pool:
             loaders["b"].gate.clear()  # so that the requests meet
             asked = [pool.submit(server.chat, model=name) for name in "bcbcabcabcba"]
-            until(lambda: server.host.present == 12)
+            until(lambda: server.state.admission.present == 12)
             loaders["b"].gate.set()
             assert [answer.result().text.count('"fine"') for answer in asked] == [1] * 12
-        assert len(server.host.services()) == 1
+        assert len(server.state.pool.services()) == 1
     assert crowded == [[]] * len(crowded)
 
 
@@ -388,10 +388,10 @@ def test_who_waits_for_a_model_may_leave_and_runs_out_of_time(file: Path, runnin
         with socket.create_connection(("127.0.0.1", server.port), timeout=20) as connection:
             head = b"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n"
             connection.sendall(head % len(body) + body)
-            until(lambda: server.host.slots[1].waiting == 1)
-        until(lambda: server.host.present == 0, 2)
+            until(lambda: server.state.pool.models[1].waiting == 1)
+        until(lambda: server.state.admission.present == 0, 2)
         loader.gate.set()
-        until(lambda: server.host.slots[1].loaded)
+        until(lambda: server.state.pool.models[1].loaded)
         assert server.chat(model="b").status_code == 200
         assert len(loader.models) == 1
 
@@ -399,7 +399,7 @@ def test_who_waits_for_a_model_may_leave_and_runs_out_of_time(file: Path, runnin
 def test_requests_wait_for_room_together(
     file: Path, running: Any, scripted: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(host, "ROOM_SECONDS", 2.0)
+    monkeypatch.setattr(model_pool, "ROOM_SECONDS", 2.0)
     engines: list[Any] = []
     loader = Loader(file, lambda model: engines.append(scripted(model, "fine")))
     other = Path(shutil.copy(file, file.with_name("other.gguf")))
@@ -414,9 +414,9 @@ def test_requests_wait_for_room_together(
         assert [answer.result().status_code for answer in late] == [503] * 3
         assert time.monotonic() - begin < 3 * 2.0  # as long as they would wait one by one
         assert "there is not enough memory" in late[0].result().text
-        monkeypatch.setattr(host, "ROOM_SECONDS", 60.0)
+        monkeypatch.setattr(model_pool, "ROOM_SECONDS", 60.0)
         late = [pool.submit(server.chat, model="b") for _ in range(3)]
-        until(lambda: server.host.slots[1].waiting == 3)
+        until(lambda: server.state.pool.models[1].waiting == 3)
         opened.set()
         assert [answer.result().status_code for answer in (busy, *late)] == [200] * 4
 

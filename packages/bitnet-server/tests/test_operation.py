@@ -73,7 +73,7 @@ def test_a_client_that_leaves_ends_its_generation(
             assert connection.recv(4096).startswith(b"HTTP/1.1 200")
         connection.close()
         until(lambda: script_model.load().running == 0, 3)
-        until(lambda: server.host.present == 0, 3)
+        until(lambda: server.state.admission.present == 0, 3)
         assert server.client.get("/health").status_code == 200
 
 
@@ -83,7 +83,7 @@ def test_the_queue_is_bounded_and_says_when_to_come_back(script_model: Model, ru
     hold(engine, opened)
     with running(script_model, max_queue=2) as server, ThreadPoolExecutor(6) as pool:
         taken = [pool.submit(server.chat, f"number {i}") for i in range(6)]  # 4 run, 2 wait
-        until(lambda: server.host.present == 6)
+        until(lambda: server.state.admission.present == 6)
         for path in BODIES:
             refused = server.client.post(path, content=b"this is not even read")
             assert refused.status_code == 429, path
@@ -171,9 +171,9 @@ def test_a_reader_that_does_not_read_is_left(
         data = json.dumps(body).encode()
         connection.sendall(b"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n" % len(data))
         connection.sendall(data)
-        until(lambda: server.host.present == 1)
+        until(lambda: server.state.admission.present == 1)
         assert server.chat("others go on", max_tokens=3).status_code == 200
-        until(lambda: server.host.present == 0, 60)
+        until(lambda: server.state.admission.present == 0, 60)
         until(lambda: script_model.load().running == 0, 60)
         connection.close()
         assert "a stream failed" not in caplog.text
@@ -200,10 +200,10 @@ def test_a_server_that_ends_refuses_and_tells_why(script_model: Model, running: 
     with running(script_model) as server, ThreadPoolExecutor(1) as pool:
         streamed = pool.submit(server.chat, "b", stream=True)
         until(lambda: script_model.load().running == 1)
-        server.host.draining = True
+        server.state.admission.draining = True
         assert server.chat().status_code == 503
         assert server.client.get("/health/ready").json() == {"status": "shutting down"}
         from bitnet.server.request.errors import RequestError
 
-        server.host.end_all(RequestError(503, "The server is shutting down."))
+        server.state.shared.end_all(RequestError(503, "The server is shutting down."))
         assert "The server is shutting down." in streamed.result().text

@@ -23,7 +23,7 @@ from bitnet.core.text.chat import ChatTemplate
 from bitnet.server.api import devices
 from bitnet.server.commands.serve import serve
 from bitnet.server.http.app import ENDPOINTS, access
-from bitnet.server.models.service import Settings
+from bitnet.server.models.settings import Settings
 
 KEYS = ("first-key", "zweiter-schlüssel")
 

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from bitnet.core import Model
     from bitnet.server.http.app import App
-    from bitnet.server.models.service import Settings
+    from bitnet.server.models.settings import Settings
 
 __all__ = ["Settings", "create_app"]
 
@@ -27,18 +27,19 @@ def create_app(model: Model, settings: Settings | None = None) -> App:
         model: The caller must close it.
     """
     from bitnet.server.http.app import App
-    from bitnet.server.models.host import Host
-    from bitnet.server.models.service import Settings, Source
+    from bitnet.server.models.service import Source
+    from bitnet.server.models.settings import Settings
+    from bitnet.server.models.state import State
 
     settings = settings or Settings()
-    host = Host([Source(settings.names or (model.path.stem,), model.path, lambda: model, reloads=False)], settings)
-    host.open()
-    return App(host)
+    state = State([Source(settings.names or (model.path.stem,), model.path, lambda: model, reloads=False)], settings)
+    state.pool.open()
+    return App(state)
 
 
 def __getattr__(name: str) -> Any:
     if name == "Settings":
-        from bitnet.server.models.service import Settings
+        from bitnet.server.models.settings import Settings
 
         return Settings
     raise AttributeError(f"module 'bitnet.server' has no attribute {name!r}")

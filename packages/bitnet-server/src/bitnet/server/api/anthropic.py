@@ -72,7 +72,7 @@ def parse(service: Service, fields: Fields) -> Job:
 
 async def count_tokens(service: Service, call: Call, fields: Fields) -> None:
     (messages, how), tools = await call.read(lambda: (_conversation(fields), anthropic_tools(fields)))
-    tokens = await service.host.in_thread(lambda: service.chat_tokens(messages, tools, how))
+    tokens = await service.shared.in_thread(lambda: service.chat_tokens(messages, tools, how))
     await call.reply({"input_tokens": len(tokens)})
 
 

@@ -8,8 +8,8 @@ from typing import Any
 from weakref import WeakKeyDictionary
 
 from bitnet.core.devices.document import backend_document, look
-from bitnet.server.models.host import Host
 from bitnet.server.models.service import Service
+from bitnet.server.models.shared import Shared
 from bitnet.server.request.call import Call
 
 FRESH_SECONDS = 10.0
@@ -27,12 +27,12 @@ class Looker:
     async def backends(self, service: Service) -> list[dict[str, Any]]:
         async with self._lock:
             if time.monotonic() >= self._until:
-                self._found = await service.host.in_thread(_backends)
+                self._found = await service.shared.in_thread(_backends)
                 self._until = time.monotonic() + FRESH_SECONDS
             return self._found
 
 
-_lookers: WeakKeyDictionary[Host, Looker] = WeakKeyDictionary()
+_lookers: WeakKeyDictionary[Shared, Looker] = WeakKeyDictionary()
 
 
 def _backends() -> list[dict[str, Any]]:
@@ -42,7 +42,7 @@ def _backends() -> list[dict[str, Any]]:
 
 async def devices(service: Service, call: Call) -> None:
     """Backends and devices; ``selected`` is the device that the server's model runs on."""
-    backends = await _lookers.setdefault(service.host, Looker()).backends(service)
+    backends = await _lookers.setdefault(service.shared, Looker()).backends(service)
     model = service.model
     summary = f"The model runs on {model.device.name}." if model.selection is None else model.selection.summary
     await call.reply({"selected": model.device.name, "summary": summary, "backends": backends})

@@ -102,10 +102,10 @@ async def _answer(
     if job is not None:
         await run(service, call, await call.read(job))
         if unloads and service.reloads:
-            service.host.unload(service)
+            service.owner.unload(service)
         return
     if unloads:
-        service.host.unload(service)
+        service.owner.unload(service)
     await call.reply(_line(service, nothing, True, done_reason="unload" if unloads else "load"))
 
 

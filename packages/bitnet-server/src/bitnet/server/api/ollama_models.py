@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from datetime import datetime, timezone
+from pathlib import Path
 from typing import Any
 
 from bitnet.core import __version__
 from bitnet.core.hal import DeviceType
 from bitnet.server.models.facts import ModelFacts, digest_of, facts_of, parameter_size
-from bitnet.server.models.host import Host
+from bitnet.server.models.pooled import PooledModel
 from bitnet.server.models.service import Service
-from bitnet.server.models.slot import Slot
+from bitnet.server.models.state import State
 from bitnet.server.request.call import Call
 from bitnet.server.request.fields import Fields
 
@@ -30,39 +31,38 @@ def _details(facts: ModelFacts | None) -> dict[str, Any]:
     }
 
 
-def _modified(slot: Slot) -> str:
-    path = slot.source.path
+def _modified(path: Path) -> str:
     seconds = path.stat().st_mtime if path.exists() else 0
     return datetime.fromtimestamp(seconds, timezone.utc).isoformat().replace("+00:00", "Z")
 
 
-async def _entry(host: Host, slot: Slot, name: str) -> dict[str, Any]:
-    path = slot.source.path
-    facts, digest = await host.in_thread(lambda: (facts_of(path), digest_of(path)))
+async def _entry(state: State, one: PooledModel, name: str) -> dict[str, Any]:
+    path = one.source.path
+    facts, digest = await state.shared.in_thread(lambda: (facts_of(path), digest_of(path)))
     return {
         "name": name,
         "model": name,
-        "modified_at": _modified(slot),
+        "modified_at": _modified(path),
         "size": path.stat().st_size if path.exists() else 0,
         "digest": digest or "",
         "details": _details(facts),
     }
 
 
-async def tags(host: Host, call: Call) -> None:
-    models = [await _entry(host, slot, name) for slot in host.slots for name in slot.source.names]
+async def tags(state: State, call: Call) -> None:
+    models = [await _entry(state, one, name) for one in state.pool.models for name in one.source.names]
     await call.reply({"models": models})
 
 
-async def ps(host: Host, call: Call) -> None:
+async def ps(state: State, call: Call) -> None:
     """The models that are loaded."""
     models = []
-    for slot in host.slots:
-        service = slot.service
+    for one in state.pool.models:
+        service = one.service
         if service is not None:
             on_gpu = service.model.device.type in (DeviceType.DISCRETE, DeviceType.INTEGRATED)
-            more = {"size": slot.size, "size_vram": slot.size if on_gpu else 0, "expires_at": NEVER}
-            entry = await _entry(host, slot, slot.source.names[0])
+            more = {"size": one.size, "size_vram": one.size if on_gpu else 0, "expires_at": NEVER}
+            entry = await _entry(state, one, one.source.names[0])
             models.append({**entry, **more, "context_length": service.model.context})
     await call.reply({"models": models})
 
@@ -75,13 +75,13 @@ def model_field(fields: Fields) -> str:
 async def show(service: Service, call: Call, fields: Fields) -> None:
     fields.require(model_field(fields))
     config, template = service.model.config, service.model.chat_template
-    facts = await service.host.in_thread(lambda: facts_of(service.model.path))
+    facts = await service.shared.in_thread(lambda: facts_of(service.model.path))
     family = config.architecture
     await call.reply(
         {
             "template": "" if template is None else template.source,
             "details": _details(facts),
-            "modified_at": _modified(service.host.slot(service.names[0])),
+            "modified_at": _modified(service.model.path),
             "capabilities": ["completion", "tools"] if template is not None else ["completion"],
             "model_info": {
                 "general.architecture": family,
@@ -96,5 +96,5 @@ async def show(service: Service, call: Call, fields: Fields) -> None:
     )
 
 
-async def version(host: Host, call: Call) -> None:
+async def version(state: State, call: Call) -> None:
     await call.reply({"version": __version__})

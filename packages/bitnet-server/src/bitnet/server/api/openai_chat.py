@@ -14,9 +14,9 @@ from bitnet.server.chat.prompt import ChatPrompt
 from bitnet.server.chat.tool_calls import Begin, CallParser, Event, Text
 from bitnet.server.chat.tools import Tools, only_form, openai_tools
 from bitnet.server.forms.structured import openai_form
+from bitnet.server.forms.token_rules import TokenRules
 from bitnet.server.generation.job import SSE, Job, Result
 from bitnet.server.generation.sampling import MAX_CHOICES, sampling_options, token_limit
-from bitnet.server.generation.token_rules import TokenRules
 from bitnet.server.models.service import Service
 from bitnet.server.request.errors import RequestError, unsupported, wrong
 from bitnet.server.request.fields import Fields

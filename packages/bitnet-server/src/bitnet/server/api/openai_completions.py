@@ -11,9 +11,9 @@ from bitnet.core.errors import ContextFullError, brief
 from bitnet.server.api.known_fields import COMPLETIONS
 from bitnet.server.api.openai import FINISH, Head, failed, finite, usage
 from bitnet.server.forms.structured import openai_form
+from bitnet.server.forms.token_rules import TokenRules
 from bitnet.server.generation.job import SSE, Job, Result
 from bitnet.server.generation.sampling import MAX_CHOICES, sampling_options, token_limit
-from bitnet.server.generation.token_rules import TokenRules
 from bitnet.server.models.service import Service
 from bitnet.server.request.errors import RequestError, unsupported, wrong
 from bitnet.server.request.fields import Fields, are_tokens

@@ -6,7 +6,7 @@ import hashlib
 from functools import cache
 from importlib.resources import files
 
-from bitnet.server.models.host import Host
+from bitnet.server.models.state import State
 from bitnet.server.request.call import Call
 from bitnet.server.request.errors import RequestError
 
@@ -53,10 +53,10 @@ def assets() -> dict[str, tuple[bytes, str, str]]:
     return found
 
 
-async def page(host: Host, call: Call) -> None:
+async def page(state: State, call: Call) -> None:
     """A file of the page; ``/`` is ``index.html``."""
     path = "/index.html" if "path" not in call.scope["path_params"] else f"/assets/{call.scope['path_params']['path']}"
-    if not host.settings.page or path not in assets():
+    if not state.settings.page or path not in assets():
         raise RequestError(404, "There is no such page.")
     content, kind, tag = assets()[path]
     headers = [*HEADERS, ("etag", tag)]
@@ -66,6 +66,6 @@ async def page(host: Host, call: Call) -> None:
         await call.reply(content, kind=kind, headers=headers)
 
 
-async def slash(host: Host, call: Call) -> None:
+async def slash(state: State, call: Call) -> None:
     """Send a browser from the root path to the same with a slash, from where the page's addresses lead on."""
     await call.reply(b"", status=308, headers=[("location", call.scope["path"].rpartition("/")[2] + "/")])

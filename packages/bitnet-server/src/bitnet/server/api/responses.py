@@ -57,7 +57,7 @@ def parse(service: Service, fields: Fields, owner: bytes = b"") -> Job:
     instructions = fields.text("instructions")
     system: list[dict[str, Any]] = [{"role": "system", "content": instructions}] if instructions else []
     history = [*_before(service, fields, owner), *_input(fields)]
-    keep = fields.flag("store", True) and service.host.settings.max_stored > 0
+    keep = fields.flag("store", True) and service.shared.settings.max_stored > 0
     tools = openai_tools(fields, nested=False)
     temperature, top_p = fields.number("temperature", 0, 2), fields.number("top_p", 0, 1)
     options = {
@@ -90,7 +90,7 @@ def _before(service: Service, fields: Fields, owner: bytes) -> Sequence[dict[str
     id = fields.text("previous_response_id")
     if id is None:
         return ()
-    if (entry := service.host.stored.get(owner, id)) is None:
+    if (entry := service.shared.stored.get(owner, id)) is None:
         raise RequestError(
             400,
             f"There is no response {brief(id)}; it was not stored, or it was forgotten. Send the whole conversation.",
@@ -149,7 +149,7 @@ class ResponseAnswer:
         tools: Tools | None,
         keep: tuple[bytes, list[dict[str, Any]]] | None,
     ) -> None:
-        self._stored, self._keep = service.host.stored, keep
+        self._stored, self._keep = service.shared.stored, keep
         self._number = 0
         self._parser = None if tools is None else tools.parser(service.model.chat_template)
         self._items: list[dict[str, Any]] = []

@@ -5,60 +5,60 @@ from __future__ import annotations
 from typing import Any
 
 from bitnet.core import __version__
-from bitnet.server.models.host import Host
+from bitnet.server.models.pooled import PooledModel
 from bitnet.server.models.service import Service
-from bitnet.server.models.slot import Slot
+from bitnet.server.models.state import State
 from bitnet.server.request.call import Call
 from bitnet.server.request.errors import RequestError
 from bitnet.server.request.fields import Fields
 
 
-def model_entry(slot: Slot, name: str) -> dict[str, Any]:
+def model_entry(one: PooledModel, name: str) -> dict[str, Any]:
     """A model in OpenAI's list; ``status.value`` is as in llama.cpp's."""
-    service = slot.service
-    entry = {"id": name, "object": "model", "created": slot.created, "owned_by": "bitnet"}
-    status: dict[str, Any] = {"value": "unloaded", "bytes": slot.size}
+    service = one.service
+    entry = {"id": name, "object": "model", "created": one.created, "owned_by": "bitnet"}
+    status: dict[str, Any] = {"value": "unloaded", "bytes": one.size}
     if service is not None:
         load = service.model.load()
         entry["max_model_len"] = service.model.context
         status |= {"value": "loaded", "device": service.devices}
         status |= {"running": load.running, "waiting": load.waiting}
-    if slot.failure is not None:
+    if one.failure is not None:
         status["value"] = "failed"
     return {**entry, "status": status}
 
 
-async def models(host: Host, call: Call) -> None:
-    data = [model_entry(slot, name) for slot in host.slots for name in slot.source.names]
+async def models(state: State, call: Call) -> None:
+    data = [model_entry(one, name) for one in state.pool.models for name in one.source.names]
     await call.reply({"object": "list", "data": data})
 
 
-async def model(host: Host, call: Call) -> None:
+async def model(state: State, call: Call) -> None:
     name = call.scope["path_params"]["name"]
-    await call.reply(model_entry(host.slot(name), name))
+    await call.reply(model_entry(state.pool.named(name), name))
 
 
-async def reload(host: Host, call: Call) -> None:
+async def reload(state: State, call: Call) -> None:
     """Reload the models' files and report on each; status 200 if all were loaded."""
-    told = await host.reload()
-    whole = all(outcome == "reloaded" for outcome in told.values())
-    await call.reply({"models": told}, status=200 if whole else 500)
+    outcomes = await state.pool.reload()
+    whole = all(outcome == "reloaded" for outcome in outcomes.values())
+    await call.reply({"models": outcomes}, status=200 if whole else 500)
 
 
-async def health(host: Host, call: Call) -> None:
+async def health(state: State, call: Call) -> None:
     """Whether requests are accepted: 200, or 503 during shutdown, after a device or file has failed, or while the
     threads for prompts are all stuck."""
-    host.look_at_files()
-    if host.ready:
+    state.pool.look_at_files()
+    if state.ready:
         await call.reply({"status": "ok"})
-    elif host.draining:
+    elif state.admission.draining:
         await call.reply({"status": "shutting down"}, status=503)
     else:
-        why = "all threads are stuck" if host.failure is None else "a device or a model's file failed"
+        why = "all threads are stuck" if state.pool.failure is None else "a device or a model's file failed"
         await call.reply({"status": why}, status=503)
 
 
-async def live(host: Host, call: Call) -> None:
+async def live(state: State, call: Call) -> None:
     """Whether the process answers at all."""
     await call.reply({"status": "ok"})
 
@@ -82,8 +82,8 @@ async def props(service: Service, call: Call) -> None:
             "hidden_size": config.hidden_size,
             "vocab_size": config.vocab_size,
             "context": model.context,
-            "total_slots": service.host.places,
-            "max_queue": service.host.settings.max_queue,
+            "total_slots": service.shared.places,
+            "max_queue": service.shared.settings.max_queue,
             "chat_template": None if model.chat_template is None else model.chat_template.source,
             "bos_token": model.tokenizer.bos_token,
             "eos_token": model.tokenizer.eos_token,
@@ -98,17 +98,17 @@ async def slots(service: Service, call: Call) -> None:
     await call.reply(
         [
             {"id": i, "n_ctx": service.model.context, "is_processing": i < load.running}
-            for i in range(service.host.places)
+            for i in range(service.shared.places)
         ]
     )
 
 
-async def metrics(host: Host, call: Call) -> None:
-    text = await host.in_thread(host.metrics.text)
+async def metrics(state: State, call: Call) -> None:
+    text = await state.shared.in_thread(state.shared.metrics.text)
     await call.reply(text, kind="text/plain; version=0.0.4; charset=utf-8")
 
 
-async def embeddings(host: Host, call: Call) -> None:
+async def embeddings(state: State, call: Call) -> None:
     """Refuse: bitnet runs no embedding models. The status says client error, so that clients do not retry.
 
     Raises:
@@ -116,7 +116,7 @@ async def embeddings(host: Host, call: Call) -> None:
     """
     fields = Fields(await call.json())
     fields.require("prompt" if "prompt" in fields else "input")  # older Ollama name, common name
-    name = host.slot(fields.text("model")).source.names[0]
+    name = state.pool.named(fields.text("model")).source.names[0]
     raise RequestError(
         400,
         f"{name} generates text and was not made for embeddings; use a model that was, on another server.",

@@ -21,7 +21,7 @@ async def tokenize(service: Service, call: Call, fields: Fields) -> None:
     text = fields.text(name) or ""
     add, parse, pieces = fields.flag("add_special"), fields.flag("parse_special", True), fields.flag("with_pieces")
     tokenizer = service.model.tokenizer
-    ids = await service.host.in_thread(lambda: service.text_tokens(text, add_special=add, parse_special=parse))
+    ids = await service.shared.in_thread(lambda: service.text_tokens(text, add_special=add, parse_special=parse))
     tokens: list[Any] = [{"id": i, "piece": _piece(tokenizer.token_bytes(i))} for i in ids] if pieces else ids
     await call.reply({"tokens": tokens, "count": len(ids), "max_model_len": service.model.context})
 
@@ -38,7 +38,7 @@ async def detokenize(service: Service, call: Call, fields: Fields) -> None:
     fields.require("tokens")
     tokens = fields.tokens("tokens", MAX_ITEMS) or []
     try:
-        text = await service.host.in_thread(lambda: service.model.tokenizer.decode(tokens, skip_special=False))
+        text = await service.shared.in_thread(lambda: service.model.tokenizer.decode(tokens, skip_special=False))
     except InvalidInputError as error:
         raise wrong("tokens", f"cannot be decoded: {error}") from None
     await call.reply({"content": text})
@@ -54,5 +54,5 @@ async def apply_template(service: Service, call: Call, fields: Fields) -> None:
         return *told(given, openai_tools(fields), template), ChatPrompt.read(fields, given)
 
     messages, tools, how = await call.read(asked)
-    rendered = service.host.in_thread(lambda: template.render(messages, tools=tools, variables=how.variables))
+    rendered = service.shared.in_thread(lambda: template.render(messages, tools=tools, variables=how.variables))
     await call.reply({"prompt": await rendered})

@@ -145,8 +145,9 @@ def bench_serve(**params: Any) -> None:
     bitnet bench-serve --num-prompts 200 --max-concurrency 64 --ignore-eos
     bitnet bench-serve --request-rate 4 --goodput ttft:500,tpot:50
     """
-    from bitnet.server.bench.client import Random, Target, measure, read_prompts
+    from bitnet.server.bench.client import Target, measure
     from bitnet.server.bench.metrics import summary
+    from bitnet.server.bench.prompts import Random, read_prompts
 
     url = params["base_url"].rstrip("/").removesuffix("/v1")
     fields = {"temperature": params["temperature"]}

@@ -210,7 +210,7 @@ def serve(**params: Any) -> None:
         raise InvalidInputError(f"--uds {params['uds']}: its folder does not exist.")
 
     from bitnet.server.http.listening import Listen, serve_models
-    from bitnet.server.models.service import Settings
+    from bitnet.server.models.settings import Settings
 
     settings = Settings(
         api_keys=(*params["api_key"], *_keys_of(params["api_key_file"])),

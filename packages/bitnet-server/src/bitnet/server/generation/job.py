@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from bitnet.core import Chunk, Completion
 from bitnet.server.forms import structured
-from bitnet.server.generation.token_rules import TokenRules
+from bitnet.server.forms.token_rules import TokenRules
 from bitnet.server.models.backend import Generation, Restriction
 from bitnet.server.models.service import Service
 from bitnet.server.request.call import Call, ClientGone
@@ -135,9 +135,9 @@ class _Run:
         late = None
         if (until := self._call.until) is not None:
             seconds = max(0.0, until - time.monotonic())
-            late = asyncio.get_running_loop().call_later(seconds, self._end, service.host.too_late)
+            late = asyncio.get_running_loop().call_later(seconds, self._end, service.shared.too_late)
         try:
-            with service.host.running(self._end):
+            with service.shared.running(self._end):
                 await (self._stream() if job.stream is not None else self._whole())
         finally:
             if late is not None:
@@ -147,10 +147,12 @@ class _Run:
 
     async def _submitted(self) -> None:
         """Compile the form, make the prompt and submit it."""
-        host, job = self._service.host, self._job
+        shared, job = self._service.shared, self._job
         if job.form is not None or job.rules is not None:
-            self._restriction = await self._in_time(self._service.backend.restrict(job.form, job.rules, host.in_thread))
-        await self._in_time(host.in_thread(self._submit))
+            self._restriction = await self._in_time(
+                self._service.backend.restrict(job.form, job.rules, shared.in_thread)
+            )
+        await self._in_time(shared.in_thread(self._submit))
         if self._reason is not None:  # it was cancelled while its prompt was being made
             raise self._reason
 
@@ -226,7 +228,7 @@ class _Run:
         except Exception as error:
             if not call.started:
                 raise
-            self._service.host.note_failure(self._service, error)
+            self._service.owner.note_failure(self._service, error)
             told = as_request_error(error)
             if told is error and told.status == 500:
                 log.error("a stream failed: %s", told)
@@ -237,7 +239,7 @@ class _Run:
     async def _result(self) -> Result:
         done = [request.completion for request in self._requests if request.completion is not None]
         for completion in done:
-            self._service.host.metrics.count(completion)
+            self._service.shared.metrics.count(completion)
         if self._reason is not None:
             raise self._reason
         for completion in done:
@@ -246,7 +248,7 @@ class _Run:
         receipts = None
         if self._job.receipt:  # the first one hashes the model's file
             make = self._service.backend.receipt
-            made = self._service.host.in_thread(lambda: [make(request) for request in self._requests])
+            made = self._service.shared.in_thread(lambda: [make(request) for request in self._requests])
             receipts = await self._in_time(made)
         self._service.proved = True
         return Result([self._with_stop(completion, completion) for completion in done], self._job.n, receipts)

@@ -27,14 +27,14 @@ from bitnet.server.api import (
     page,
     responses,
     status,
+    stored,
     text,
 )
 from bitnet.server.api.openai import error_body
 from bitnet.server.generation.job import Job, run
 from bitnet.server.http import paths
-from bitnet.server.models import stored
-from bitnet.server.models.host import Host
 from bitnet.server.models.service import Service
+from bitnet.server.models.state import State
 from bitnet.server.request.call import Call, ClientGone, Receive, Scope, Send
 from bitnet.server.request.errors import RequestError, as_request_error
 from bitnet.server.request.fields import Fields
@@ -42,7 +42,7 @@ from bitnet.server.request.fields import Fields
 log = logging.getLogger("bitnet.server")
 access = logging.getLogger("bitnet.server.access")
 
-Handle = Callable[[Host, Call], Awaitable[None]]
+Handle = Callable[[State, Call], Awaitable[None]]
 Parse = Callable[[Service, Fields], Job]
 OfModel = Callable[[Service, Call, Fields], Awaitable[None]]
 OfCurrent = Callable[[Service, Call], Awaitable[None]]
@@ -69,7 +69,7 @@ class Endpoint:
 
 
 async def _with_model(
-    host: Host,
+    state: State,
     call: Call,
     name: str | None,
     field: str,
@@ -81,7 +81,7 @@ async def _with_model(
     meanwhile. What generates ends at its deadline by itself."""
     async with AsyncExitStack() as held:
         began = time.monotonic()
-        service = await call.watch(held.enter_async_context(host.using(name, field, call.until)))
+        service = await call.watch(held.enter_async_context(state.pool.using(name, field, call.until)))
         call.load_seconds = time.monotonic() - began
         call.add_header("x-bitnet-device", service.devices)
         if generates or call.until is None:
@@ -90,7 +90,7 @@ async def _with_model(
         try:
             await asyncio.wait_for(answer(service), call.until - time.monotonic())
         except asyncio.TimeoutError:
-            raise host.too_late from None
+            raise state.shared.too_late from None
 
 
 def of_model(path: str, answer: OfModel, errors: ErrorBody = error_body, *, generates: bool = False) -> Endpoint:
@@ -100,15 +100,15 @@ def of_model(path: str, answer: OfModel, errors: ErrorBody = error_body, *, gene
         generates: Whether its requests count as running or waiting.
     """
 
-    async def handle(host: Host, call: Call) -> None:
+    async def handle(state: State, call: Call) -> None:
         if generates:
-            host.check_room()
+            state.admission.check_room()
         fields = Fields(await call.json())
         field = ollama_models.model_field(fields) if path == "/api/show" else "model"
-        with host.admitted() if generates else nullcontext():
+        with state.admission.admitted() if generates else nullcontext():
             name = fields.text(field)
             await _with_model(
-                host, call, name, field, lambda service: answer(service, call, fields), generates=generates
+                state, call, name, field, lambda service: answer(service, call, fields), generates=generates
             )
 
     return Endpoint(path, handle, ("POST",), errors)
@@ -126,8 +126,8 @@ def generating(path: str, parse: Parse, errors: ErrorBody = error_body) -> Endpo
 def of_current(path: str, answer: OfCurrent) -> Endpoint:
     """An endpoint about the most recently requested model."""
 
-    async def handle(host: Host, call: Call) -> None:
-        await _with_model(host, call, host.current(), "model", lambda service: answer(service, call))
+    async def handle(state: State, call: Call) -> None:
+        await _with_model(state, call, state.pool.current(), "model", lambda service: answer(service, call))
 
     return Endpoint(path, handle, works=True)
 
@@ -171,16 +171,16 @@ class App:
     """The server as an ASGI application; :func:`bitnet.server.create_app` makes one.
 
     Args:
-        host: The models and their limits. The caller must close it.
+        state: The models and their limits. The caller must close it.
         local: Whether it listens only on this machine. Without keys, it then accepts only this machine's own host
             names. Otherwise a web page could use DNS rebinding to pass as the server's own.
     """
 
-    def __init__(self, host: Host, *, local: bool = False) -> None:
-        self.host = host
-        self._local = local and not host.settings.api_keys
+    def __init__(self, state: State, *, local: bool = False) -> None:
+        self.state = state
+        self._local = local and not state.settings.api_keys
         self._routes = [Route(e.path, _Unused(e), methods=list(e.methods)) for e in ENDPOINTS]
-        self._keys = [hashlib.sha256(key.encode()).digest() for key in host.settings.api_keys]
+        self._keys = [hashlib.sha256(key.encode()).digest() for key in state.settings.api_keys]
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "lifespan":
@@ -204,9 +204,9 @@ class App:
         call = Call(
             *(scope, receive, counted),
             headers=self._headers(scope),
-            bodies=self.host.bodies,
+            bodies=self.state.bodies,
             owner=self._owner(scope),
-            timeout=self.host.settings.timeout,
+            timeout=self.state.settings.timeout,
         )
         try:
             if scope["method"] == "OPTIONS" and self._allowed_origin(scope):
@@ -214,14 +214,14 @@ class App:
             elif error is not None:
                 raise error
             else:
-                await endpoint.handle(self.host, call)
+                await endpoint.handle(self.state, call)
         except ClientGone:
             seen = 499
         except Exception as failure:
             await self._fail(endpoint, call, failure)
         finally:
             call.release()
-            self.host.metrics.responses.labels(endpoint.path, str(seen)).inc()
+            self.state.shared.metrics.responses.labels(endpoint.path, str(seen)).inc()
             seconds = time.monotonic() - began
             access.info("%s %s %s %.3fs", scope["method"], endpoint.path, seen, seconds)
 
@@ -272,7 +272,7 @@ class App:
         name = dict(scope["headers"]).get(b"host", b"").decode("latin-1")
         if not self._local or not name or _is_local(name):
             return None
-        allowed = self.host.settings.cors
+        allowed = self.state.settings.cors
         if "*" in allowed or any(origin.partition("://")[2] == name for origin in allowed):
             return None
         return RequestError(
@@ -286,7 +286,7 @@ class App:
 
         A GET without CORS, as for an image, has no ``Origin``; programs that are no browser send neither header.
         """
-        if self._allowed_origin(scope) or "*" in self.host.settings.cors:
+        if self._allowed_origin(scope) or "*" in self.state.settings.cors:
             return False
         site = headers.get(b"sec-fetch-site")
         if site is not None:
@@ -310,7 +310,7 @@ class App:
         await call.reply(endpoint.errors(error), status=error.status, headers=headers)
 
     def _headers(self, scope: Scope) -> dict[str, str]:
-        headers = dict(self.host.headers)
+        headers = dict(self.state.headers)
         if origin := self._allowed_origin(scope):
             wanted = dict(scope["headers"]).get(b"access-control-request-headers", b"").decode("latin-1")
             headers |= {
@@ -325,7 +325,7 @@ class App:
     def _allowed_origin(self, scope: Scope) -> str | None:
         """The origin of a page that may call the server; None for all others."""
         origin = dict(scope["headers"]).get(b"origin", b"").decode("latin-1")
-        allowed = self.host.settings.cors
+        allowed = self.state.settings.cors
         return origin if origin and (origin in allowed or "*" in allowed) else None
 
 

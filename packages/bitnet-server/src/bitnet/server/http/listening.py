@@ -23,8 +23,9 @@ from bitnet.core.cli.console import note
 from bitnet.core.errors import BitNetError
 from bitnet.server.http.app import App, access
 from bitnet.server.http.connection import Connection
-from bitnet.server.models.host import Host
-from bitnet.server.models.service import Settings, Source
+from bitnet.server.models.service import Source
+from bitnet.server.models.settings import Settings
+from bitnet.server.models.state import State
 from bitnet.server.request.errors import RequestError
 
 BACKLOG = 1024
@@ -63,9 +64,9 @@ class Server(uvicorn.Server):
     """A server with two-stage shutdown: the first signal lets requests finish for a while, the second ends them at
     once."""
 
-    def __init__(self, config: uvicorn.Config, host: Host, listen: Listen) -> None:
+    def __init__(self, config: uvicorn.Config, state: State, listen: Listen) -> None:
         super().__init__(config)
-        self._host, self._listen = host, listen
+        self._state, self._listen = state, listen
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         if self._listen.uds is not None:  # before requests end: another server may listen there meanwhile
@@ -75,11 +76,11 @@ class Server(uvicorn.Server):
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await super().startup(sockets=sockets)
         if self.started:
-            devices = ", ".join({service.devices: None for service in self._host.services()})
-            note(f"Serving {', '.join(self._host.names)} on {devices} at {self._address()}")
+            devices = ", ".join({service.devices: None for service in self._state.pool.services()})
+            note(f"Serving {', '.join(self._state.pool.names)} on {devices} at {self._address()}")
             if hasattr(signal, "SIGHUP") and not (sys.stdin is not None and sys.stdin.isatty()):
                 # on a terminal, SIGHUP means that the terminal has closed, and ends the server
-                asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, self._host.reload_soon)
+                asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, self._state.pool.reload_soon)
 
     def _address(self) -> str:
         if self._listen.uds is not None:
@@ -90,16 +91,16 @@ class Server(uvicorn.Server):
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         """Handle a signal, in the event loop's thread."""
-        if self._host.draining:
+        if self._state.admission.draining:
             self.force_exit = True
-            self._host.end_all(RequestError(503, "The server ends.", code="shutting_down"))
+            self._state.shared.end_all(RequestError(503, "The server ends.", code="shutting_down"))
         else:
-            self._host.draining = True
+            self._state.admission.draining = True
             asyncio.get_running_loop().call_later(self._listen.drain, self._end_what_runs)
         self.should_exit = True
 
     def _end_what_runs(self) -> None:
-        self._host.end_all(RequestError(503, "The server is shutting down.", code="shutting_down"))
+        self._state.shared.end_all(RequestError(503, "The server is shutting down.", code="shutting_down"))
 
     @contextmanager
     def capture_signals(self) -> Iterator[None]:
@@ -125,11 +126,11 @@ def serve_models(sources: Sequence[Source], settings: Settings, listen: Listen) 
     )  # told by the BitNetError
     if listen.beyond_this_machine and not settings.api_keys:
         note(f"Warning: listening on {listen.host} without an API key: anyone who can reach it can use it (--api-key).")
-    host = Host(sources, settings)
-    host.open()
+    state = State(sources, settings)
+    state.pool.open()
     try:
         config = uvicorn.Config(
-            App(host, local=listen.uds is None and not listen.beyond_this_machine),
+            App(state, local=listen.uds is None and not listen.beyond_this_machine),
             host=listen.host,
             port=listen.port,
             uds=None if listen.uds is None else str(listen.uds),
@@ -147,7 +148,7 @@ def serve_models(sources: Sequence[Source], settings: Settings, listen: Listen) 
             timeout_graceful_shutdown=int(listen.drain) + 5,
         )
         config.load()
-        server = Server(config, host, listen)
+        server = Server(config, state, listen)
         server.run()
     except OSError as error:
         raise BitNetError(f"cannot serve: {error}.", hint="Check --ssl-certfile and --ssl-keyfile.") from None
@@ -155,7 +156,7 @@ def serve_models(sources: Sequence[Source], settings: Settings, listen: Listen) 
         where, option = (listen.uds, "--uds") if listen.uds else (f"{listen.host}:{listen.port}", "--host or --port")
         raise BitNetError(f"cannot listen on {where}: {_reason(end)}.", hint=f"Choose another {option}.") from None
     finally:
-        host.close()
+        state.close()
 
 
 def _reason(end: SystemExit) -> str:

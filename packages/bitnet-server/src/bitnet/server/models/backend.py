@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from bitnet.core.model.config import ModelConfig
     from bitnet.core.text.chat import ChatTemplate
     from bitnet.core.text.tokenizer import Tokenizer
-    from bitnet.server.generation.token_rules import TokenRules
+    from bitnet.server.forms.token_rules import TokenRules
 
 T = TypeVar("T")
 

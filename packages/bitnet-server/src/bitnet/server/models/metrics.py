@@ -2,21 +2,30 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, TypeAlias
+from typing import Any, Protocol, TypeAlias
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
 from bitnet.core import Completion, Load
 
-if TYPE_CHECKING:
-    from bitnet.server.models.service import Service
-
 SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120)
 TOKEN_SECONDS = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1)
 
-Services: TypeAlias = "Callable[[], list[Service]]"
+
+class Counted(Protocol):
+    """A loaded model, as far as it is counted."""
+
+    names: tuple[str, ...]
+
+    @property
+    def model(self) -> Any: ...
+    @property
+    def devices(self) -> str: ...
+
+
+Loaded: TypeAlias = Callable[[], Sequence[Counted]]
 
 _GAUGES: dict[str, tuple[str, Callable[[Load], float]]] = {
     "bitnet_requests_running": ("Generations that take part in steps", lambda load: load.running),
@@ -28,20 +37,20 @@ _GAUGES: dict[str, tuple[str, Callable[[Load], float]]] = {
 }
 
 
-def _reading(services: Services, read: Callable[[Load], float]) -> float:
-    return sum(read(service.model.load()) for service in services())
+def _reading(loaded: Loaded, read: Callable[[Load], float]) -> float:
+    return sum(read(one.model.load()) for one in loaded())
 
 
 class Metrics:
     """One registry per server, so that a process may have several.
 
     Args:
-        services: Returns the loaded models; gauges are summed over them.
+        loaded: Returns the loaded models; gauges are summed over them.
     """
 
-    def __init__(self, services: Services) -> None:
+    def __init__(self, loaded: Loaded) -> None:
         self._registry = registry = CollectorRegistry()
-        self._services = services
+        self._loaded = loaded
         self._info = Gauge("bitnet_info", "The loaded models and their devices", ["model", "device"], registry=registry)
         self.responses = Counter(
             "bitnet_http_responses", "Answers by path and status", ["path", "status"], registry=registry
@@ -60,7 +69,7 @@ class Metrics:
             registry=registry,
         )
         for gauge, (meaning, read) in _GAUGES.items():
-            Gauge(gauge, meaning, registry=registry).set_function(partial(_reading, services, read))
+            Gauge(gauge, meaning, registry=registry).set_function(partial(_reading, loaded, read))
 
     def count(self, completion: Completion) -> None:
         """Count a generation that has ended."""
@@ -79,6 +88,6 @@ class Metrics:
 
     def text(self) -> bytes:
         self._info.clear()
-        for service in self._services():
-            self._info.labels(service.names[0], service.devices).set(1)
+        for one in self._loaded():
+            self._info.labels(one.names[0], one.devices).set(1)
         return generate_latest(self._registry)

@@ -1,4 +1,4 @@
-"""One loaded model, as endpoints see it, and the server's settings."""
+"""One loaded model, as endpoints see it."""
 
 from __future__ import annotations
 
@@ -7,70 +7,14 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 from bitnet.core import Model, __version__
-from bitnet.core.errors import BitNetError, InvalidInputError
-from bitnet.core.support.units import size
 from bitnet.server.chat.prompt import PLAIN, ChatPrompt
 from bitnet.server.chat.tools import Tools, told
 from bitnet.server.models.backend import Backend, InProcess, ServedModel
+from bitnet.server.models.shared import Shared
 from bitnet.server.request.errors import RequestError
-
-if TYPE_CHECKING:
-    from bitnet.server.models.host import Host
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Settings:
-    """Settings of the server.
-
-    Attributes:
-        names: Names of the model passed to ``create_app``; answers carry the first. Empty: the file's name.
-        api_keys: API keys, one of which a request must have; empty: no key is required.
-        max_queue: Maximum number of waiting requests.
-        max_seqs: Maximum number of requests that run at the same time on a device.
-        max_body: Maximum bytes of a body.
-        timeout: Maximum seconds for a request; None: no limit.
-        cors: Origins whose pages may call the server.
-        page: Whether the page is served at ``/``.
-        max_stored: Maximum number of responses kept for ``previous_response_id``.
-        max_memory: Maximum bytes of model files and KV caches loaded at the same time; None: no limit.
-
-    Raises:
-        InvalidInputError: A key is empty, which would admit requests without a key.
-    """
-
-    names: tuple[str, ...] = ()
-    api_keys: tuple[str, ...] = ()
-    max_queue: int = 64
-    max_seqs: int = 8
-    max_body: int = 16 << 20
-    timeout: float | None = None
-    cors: tuple[str, ...] = ()
-    page: bool = True
-    max_stored: int = 256
-    max_memory: int | None = None
-
-    def __post_init__(self) -> None:
-        if not all(key.strip() for key in self.api_keys):
-            raise InvalidInputError("an API key is empty.", hint="Leave it out to require none.")
-
-    def check_memory(self, name: str, needed: int) -> None:
-        """Check that a model does not take more memory alone than all may together.
-
-        Args:
-            needed: Bytes of its file and KV cache.
-
-        Raises:
-            BitNetError: It does.
-        """
-        if self.max_memory is not None and needed > self.max_memory:
-            most = size(self.max_memory)
-            raise BitNetError(
-                f"{name} takes {size(needed)} with its KV cache, more than --max-memory allows: {most}.",
-                hint="Raise that, or lower --context or --parallel.",
-            )
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,19 +33,33 @@ class Source:
     reloads: bool = True
 
 
+class Owner(Protocol):
+    """Who loads a model and unloads it."""
+
+    def note_failure(self, service: Service, error: BaseException) -> None:
+        """Take a model out of service whose device or file has failed, and try once to reload it."""
+        ...
+
+    def unload(self, service: Service) -> None:
+        """Unload a model when its last request has ended; a request for it loads it again."""
+        ...
+
+
 class Service:
     """A loaded model that answers requests.
 
     Attributes:
+        shared: What requests of all models share.
+        owner: Who unloads it.
         users: Number of requests that use it now.
         reloads: Whether the server loaded it, and may unload it.
         proved: Whether it has answered a request since its device last failed.
         retired: Whether another model has replaced it; it is closed when its last request ends.
     """
 
-    def __init__(self, loaded: Model | Backend[Any, Any], source: Source, host: Host) -> None:
+    def __init__(self, loaded: Model | Backend[Any, Any], source: Source, shared: Shared, owner: Owner) -> None:
         self.backend: Backend[Any, Any] = InProcess(loaded) if isinstance(loaded, Model) else loaded
-        self.names, self.host = source.names, host
+        self.names, self.shared, self.owner = source.names, shared, owner
         self.reloads = source.reloads
         self.created = int(time.time())
         self.users = 0

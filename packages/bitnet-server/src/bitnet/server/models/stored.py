@@ -7,14 +7,9 @@ import time
 from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from bitnet.core.errors import brief
-from bitnet.server.request.call import Call, to_json
-from bitnet.server.request.errors import RequestError
-
-if TYPE_CHECKING:
-    from bitnet.server.models.host import Host
+from bitnet.server.request.call import to_json
 
 SECONDS = 3600.0
 """Seconds for which a response is kept."""
@@ -89,21 +84,3 @@ class Stored:
             if first.until > now and len(self._entries) <= self._most and self._bytes <= MAX_BYTES:
                 return
             self._delete(id)
-
-
-async def retrieve(host: Host, call: Call) -> None:
-    await call.reply(_found(host, call).response)
-
-
-async def delete(host: Host, call: Call) -> None:
-    id = _found(host, call).response["id"]
-    host.stored.delete(id)
-    await call.reply({"id": id, "object": "response", "deleted": True})
-
-
-def _found(host: Host, call: Call) -> Entry:
-    id = call.scope["path_params"]["id"]
-    entry = host.stored.get(call.owner, id)
-    if entry is None:
-        raise RequestError(404, f"There is no response {brief(id)}; it may have been forgotten.", field="id")
-    return entry

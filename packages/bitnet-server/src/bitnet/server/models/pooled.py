@@ -1,4 +1,4 @@
-"""A place for one model, which is loaded and unloaded."""
+"""A model of the pool, which is loaded and unloaded."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 from bitnet.server.models.service import Service, Source
 
 
-class Slot:
+class PooledModel:
     """A model that is loaded or can be loaded.
 
     Attributes:

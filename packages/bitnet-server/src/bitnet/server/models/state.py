@@ -1,0 +1,42 @@
+"""The state of a server: its models, who is let in, and what is shared."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from bitnet.core import __version__
+from bitnet.server.models.admission import Admission
+from bitnet.server.models.pool import Pool
+from bitnet.server.models.service import Source
+from bitnet.server.models.settings import Settings
+from bitnet.server.request.bodies import Bodies
+
+
+class State:
+    """What endpoints and the application act on. The caller must close it.
+
+    Args:
+        sources: The models; the first is the default for requests that name none.
+    """
+
+    def __init__(self, sources: Sequence[Source], settings: Settings) -> None:
+        self.settings = settings
+        self.pool = Pool(sources, settings)
+        self.shared = self.pool.shared
+        self.admission = Admission(self.shared)
+        self.bodies = Bodies(settings.max_body)
+
+    @property
+    def ready(self) -> bool:
+        return not self.admission.draining and self.pool.failure is None and not self.shared.threads.stuck
+
+    @property
+    def headers(self) -> dict[str, str]:
+        """Headers of every answer."""
+        return {"server": f"bitnet/{__version__}"}
+
+    def close(self) -> None:
+        """Unload the models that the pool loaded."""
+        self.bodies.close()
+        self.shared.threads.shutdown(wait=True, cancel_futures=True)
+        self.pool.close()

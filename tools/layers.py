@@ -1,0 +1,155 @@
+"""Prints the rooms of ``bitnet.core`` and ``bitnet.server``, lowest floor first, and what breaks their order.
+
+A room is a module or folder directly below the package. It imports from rooms below it, never from one above, and no
+modules import each other in a circle. Imports inside functions and under ``TYPE_CHECKING`` count. A file of more than
+``MAX_LINES`` lines says in its docstring why it is that long, in a sentence that begins with "Long".
+
+    layers.py      prints; exit status 1 if something breaks the order
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache, cached_property
+from pathlib import Path
+
+REPOSITORY = Path(__file__).resolve().parents[1]
+MAX_LINES = 400
+"""Number of lines from which a file needs a reason."""
+_REASON = re.compile(r"\bLong[ ,:].*?\.(?=\s|$)", re.DOTALL)
+
+
+@cache
+def modules(root: Path) -> Mapping[str, ast.Module]:
+    """The modules below a folder by dotted name; a package has its folder's, and the folder itself ``""``."""
+    found = {}
+    for path in sorted(root.rglob("*.py")):
+        parts = path.relative_to(root).with_suffix("").parts
+        name = ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+        found[name] = ast.parse(path.read_text(encoding="utf-8"), str(path))
+    return found
+
+
+@cache
+def statements(tree: ast.Module) -> list[ast.Import | ast.ImportFrom]:
+    """The imports of a module, anywhere in its source."""
+    return [node for node in ast.walk(tree) if isinstance(node, ast.Import | ast.ImportFrom)]
+
+
+@dataclass(frozen=True)
+class House:
+    """A package and its rooms.
+
+    Attributes:
+        package: Its dotted name.
+        rooms: From the lowest floor up; the last is ``""``, the package itself, which offers what is below.
+    """
+
+    package: str
+    rooms: tuple[str, ...]
+
+    @property
+    def root(self) -> Path:
+        first, last = self.package.split(".")
+        return REPOSITORY / f"packages/{first}-{last}/src/{first}/{last}"
+
+    @cached_property
+    def known(self) -> Mapping[str, ast.Module]:
+        return modules(self.root)
+
+    def imports(self, tree: ast.Module, known: Mapping[str, ast.Module]) -> Iterator[tuple[int, str]]:
+        """Line and module of each import from the package."""
+        for node in statements(tree):
+            names = [alias.name for alias in node.names]
+            if isinstance(node, ast.ImportFrom):
+                assert node.level == 0, "imports are absolute"
+                names = [f"{node.module}.{name}" for name in names]
+            for name in names:
+                before, _, inner = name.partition(self.package)
+                if before or (inner and not inner.startswith(".")) or (not inner and name != self.package):
+                    continue
+                inner = inner.removeprefix(".")
+                yield node.lineno, inner if inner in known else inner.rpartition(".")[0]
+
+    def upward(self, known: Mapping[str, ast.Module] | None = None) -> list[str]:
+        """Imports from a room above the importer's own."""
+        known = self.known if known is None else known
+        floor = {room: i for i, room in enumerate(self.rooms)}
+        return [
+            f"{name or self.package}:{line} imports {other or self.package}"
+            for name, tree in known.items()
+            for line, other in self.imports(tree, known)
+            if floor[other.partition(".")[0]] > floor[name.partition(".")[0]]
+        ]
+
+    def circle(self, known: Mapping[str, ast.Module] | None = None) -> Sequence[str]:
+        """Modules that import each other in a ring; empty where there is none."""
+        known = self.known if known is None else known
+        edges = {name: sorted({other for _, other in self.imports(tree, known)}) for name, tree in known.items()}
+        done: set[str] = set()
+
+        def follow(path: list[str]) -> Sequence[str]:
+            for other in edges[path[-1]]:
+                if other in path:
+                    return [*path[path.index(other) :], other]
+                if other not in done and (found := follow([*path, other])):
+                    return found
+            done.add(path[-1])
+            return ()
+
+        return next(filter(None, (follow([name]) for name in edges if name not in done)), ())
+
+    def long_files(self) -> dict[str, str]:
+        """The files of more than ``MAX_LINES`` lines, each with its reason; empty where it has none."""
+        found = {}
+        for path in sorted(self.root.rglob("*.py")):
+            text = path.read_text(encoding="utf-8")
+            if text.count("\n") > MAX_LINES:
+                reason = _REASON.search(ast.get_docstring(ast.parse(text)) or "")
+                found[path.relative_to(self.root).as_posix()] = " ".join(reason[0].split()) if reason else ""
+        return found
+
+
+CORE = House(
+    "bitnet.core",
+    (
+        *("errors", "support", "hal", "gguf", "hub", "text", "model", "reference", "cpu", "gpu", "engine", "devices"),
+        *("receipts", "arrays", "api", "loading", "evaluation", "cli", "testing", "__main__", ""),
+    ),
+)
+SERVER = House(
+    "bitnet.server",
+    ("request", "forms", "chat", "models", "generation", "api", "http", "ray", "bench", "commands", ""),
+)
+HOUSES = (CORE, SERVER)
+
+
+def report(house: House) -> tuple[str, bool]:
+    """What a person reads of a package, and whether its order is whole."""
+    lines = [f"{house.package}, lowest floor first:"]
+    for floor, room in enumerate(house.rooms):
+        inside = [name for name in house.known if name.partition(".")[0] == room]
+        first = (ast.get_docstring(house.known[room]) or "").partition("\n")[0]
+        lines.append(f"{floor:3} {room or house.package:12} {len(inside):3} modules  {first}")
+    faults = [f"up: {line}" for line in house.upward()]
+    if ring := house.circle():
+        faults.append(f"circle: {' -> '.join(ring)}")
+    for file, reason in house.long_files().items():
+        lines.append(f"over {MAX_LINES} lines: {file}: {reason or 'no reason is given'}")
+        if not reason:
+            faults.append(f"no reason for its length: {file}")
+    return "\n".join([*lines, *(faults or ["No import goes up, and there is no circle."])]), not faults
+
+
+def main() -> int:
+    reports = [report(house) for house in HOUSES]
+    print("\n\n".join(text for text, _ in reports))
+    return int(not all(whole for _, whole in reports))
+
+
+if __name__ == "__main__":
+    sys.exit(main())
