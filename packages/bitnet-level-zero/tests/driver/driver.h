@@ -19,7 +19,7 @@ typedef struct { size_t size; union { void *pointer; uint8_t bytes[8]; } value; 
 struct _ze_driver_handle_t { int there; };
 struct _ze_device_handle_t { int gpu, integrated, index; };
 
-typedef struct allocation { void *pointer; size_t size; struct allocation *next; } allocation_t;
+typedef struct allocation { void *pointer; size_t size; struct allocation *next; void *room; } allocation_t;  // room: what OpenCL allocated
 struct _ze_context_handle_t { cl_handle context; allocation_t *allocations; };
 
 struct _ze_module_handle_t { ze_context_handle_t context; cl_handle program; size_t size; uint8_t *words; };

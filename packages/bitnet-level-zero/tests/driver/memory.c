@@ -1,9 +1,9 @@
-// Contexts and memory. What work in flight may use is not freed.
+// Contexts and memory, which is guarded. What work in flight may use is not freed.
 #include "driver.h"
 
 #include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
+
+#include "guarded.h"
 
 static size_t allocated;
 enum { LITTLE = 1 << 20 };  // bytes there are where memory is short
@@ -30,10 +30,12 @@ static ze_result_t allocate(ze_context_handle_t context, size_t size, size_t ali
     if (!size) return ZE_RESULT_ERROR_UNSUPPORTED_SIZE;
     if (faulty("memory") && allocated + size > LITTLE) return ZE_RESULT_ERROR_OUT_OF_DEVICE_MEMORY;
     cl_int error = 0;
-    *made = (shared ? clSharedMemAllocINTEL : clDeviceMemAllocINTEL)(context->context, the_device, 0, size, (cl_uint)alignment, &error);
-    if (error || !*made) return error ? result_of(error) : ZE_RESULT_ERROR_OUT_OF_DEVICE_MEMORY;
+    size_t all = guarded_room(size);
+    void *room = (shared ? clSharedMemAllocINTEL : clDeviceMemAllocINTEL)(context->context, the_device, 0, all, (cl_uint)alignment, &error);
+    if (error || !room) return error ? result_of(error) : ZE_RESULT_ERROR_OUT_OF_DEVICE_MEMORY;
+    *made = guarded_begin(room, size);
     allocation_t *one = calloc(1, sizeof *one);
-    *one = (allocation_t){*made, size, context->allocations};
+    *one = (allocation_t){*made, size, context->allocations, room};
     context->allocations = one;
     allocated += size;
     objects++;
@@ -58,8 +60,10 @@ ze_result_t zeMemFree(ze_context_handle_t context, void *pointer) {
         *one = gone->next;
         allocated -= gone->size;
         objects--;
+        void *room = gone->room;
+        guarded_end(pointer, gone->size);
         free(gone);
-        return result_of(clMemFreeINTEL(context->context, pointer));
+        return result_of(clMemFreeINTEL(context->context, room));
     }
     return ZE_RESULT_ERROR_INVALID_ARGUMENT;
 }
@@ -86,7 +90,7 @@ ze_result_t zeDeviceGetMemoryAccessProperties(ze_device_handle_t device, ze_devi
 
 static ze_result_t import(ze_driver_handle_t driver, void *pointer, size_t size) {
     allocation_t *one = calloc(1, sizeof *one);
-    *one = (allocation_t){pointer, size, imported};
+    *one = (allocation_t){pointer, size, imported, 0};
     imported = one;
     objects++;
     return ZE_RESULT_SUCCESS;

@@ -14,6 +14,8 @@ from typing import TypeAlias
 
 import pytest
 
+from bitnet.core.testing.guard import HEADERS as GUARD
+
 REPOSITORY = Path(__file__).parents[4]
 HOOK = Path(__file__).parents[2] / "modules_build.py"
 SOURCES = Path(__file__).parents[1] / "driver"
@@ -65,6 +67,7 @@ def driver_library(require_device: Require, tmp_path_factory: pytest.TempPathFac
         "-Werror",
         "-Wno-unused",
         "-Wl,-Bsymbolic",
+        f"-I{GUARD}",
         "-idirafter",
         "/usr/include",
     ]

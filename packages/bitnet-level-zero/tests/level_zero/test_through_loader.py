@@ -18,6 +18,7 @@ import pytest
 Run: TypeAlias = Callable[..., subprocess.CompletedProcess[str]]
 
 FAMILY = ("kernels/opencl", "packages/bitnet-core/src/bitnet/core/gpu", "packages/bitnet-level-zero")
+GUARDED = (*FAMILY, "packages/bitnet-core/src/bitnet/core/testing")
 SUITE = str(Path(__file__).with_name("test_conformance_level_zero.py"))
 PROBE = """
 import json
@@ -85,6 +86,22 @@ LevelZero.call = lambda self, name, *rest: None if name == "zeCommandListAppendB
     status, _, errors = product(on_driver, without)
     assert status == 1
     assert re.search(r"it does not compute correctly: \d+ of 48 products are wrong", errors), errors
+
+
+@pytest.mark.nightly(unless_changed=GUARDED)
+def test_a_kernel_that_is_told_a_row_more_ends_the_process(on_driver: Run) -> None:
+    """It reads and writes past the end of buffers, where the guards are."""
+    one_more = """
+from bitnet.core.gpu import Launch
+from bitnet.level_zero import device
+plain = device.values
+def values(launch, address):
+    args = tuple(np.int32(97) if isinstance(arg, np.int32) and arg == 96 else arg for arg in launch.args)
+    return plain(Launch(launch.kernel, launch.grid, launch.block, args), address)
+device.values = values
+"""
+    status, said, errors = product(on_driver, one_more)
+    assert status < 0, said + errors
 
 
 @pytest.mark.nightly(unless_changed=FAMILY)

@@ -1,11 +1,7 @@
-// The device's memory, which is OpenCL's shared virtual memory, poisoned when it is allocated, with an inaccessible page behind it, so that
-// a kernel that reads past the end ends the process; and the host's, page-locked.
+// The device's memory, which is OpenCL's shared virtual memory, guarded, and poisoned when it is allocated; and the host's, page-locked.
 #include "hip.h"
 
-#include <stdlib.h>
-#include <string.h>
-#include <sys/mman.h>
-#include <unistd.h>
+#include "guarded.h"
 
 typedef struct Stream Stream;
 typedef struct Block { struct Block *next; void *address; size_t size; void *room; } Block;  // room: what OpenCL allocated
@@ -28,15 +24,9 @@ static int inside(const Block *block, const void *address, size_t size) {
 
 int on_device(const void *address, size_t size) { return inside(blocks, address, size); }
 
-static char *page_behind(const Block *block) { return (char *)block->address + block->size; }
-
-// Room for a block that ends where a page begins, and for that page.
 static void allocate(Block *block) {
-    size_t page = (size_t)sysconf(_SC_PAGESIZE), whole = (block->size + page - 1) / page * page;
-    block->room = clSVMAlloc(opencl_context, CL_MEM_READ_WRITE | CL_MEM_SVM_FINE_GRAIN_BUFFER, whole + 2 * page, 0);
-    if (!block->room) return;
-    block->address = (char *)(((size_t)block->room + page - 1) / page * page + whole - block->size);
-    if (mprotect(page_behind(block), page, PROT_NONE)) abort();
+    block->room = clSVMAlloc(opencl_context, CL_MEM_READ_WRITE | CL_MEM_SVM_FINE_GRAIN_BUFFER, guarded_room(block->size), 0);
+    if (block->room) block->address = guarded_begin(block->room, block->size);
 }
 
 EXPORT int hipMalloc(void **address, size_t size) {
@@ -63,7 +53,7 @@ static int forget(Block **at, const void *address) {
         Block *gone = *at;
         *at = gone->next;
         if (gone->room) {
-            if (mprotect(page_behind(gone), (size_t)sysconf(_SC_PAGESIZE), PROT_READ | PROT_WRITE)) abort();
+            guarded_end(gone->address, gone->size);
             clSVMFree(opencl_context, gone->room);
         }
         free(gone);

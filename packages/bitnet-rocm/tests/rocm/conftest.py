@@ -14,6 +14,7 @@ import pytest
 
 from bitnet.core.gpu import KernelSpec
 from bitnet.core.gpu.clc.amd import architecture
+from bitnet.core.testing.guard import HEADERS as GUARD
 from bitnet.rocm.compiler import SOURCES, options
 
 HERE = Path(__file__).parents[1]
@@ -71,7 +72,8 @@ def build(folder: Path, *flags: str) -> Path:
     lib = folder / "lib"
     lib.mkdir(parents=True)
     sources = [str(path) for path in sorted((HERE / "hip_on_opencl").glob("*.c"))]
-    command = [*ZIG, "cc", "-shared", "-fPIC", "-O1", "-Wall", "-Werror", "-fvisibility=hidden", *flags, *sources]
+    options = ["-shared", "-fPIC", "-O1", "-Wall", "-Werror", "-fvisibility=hidden", f"-I{GUARD}"]
+    command = [*ZIG, "cc", *options, *flags, *sources]
     subprocess.run([*command, "-lpthread", "-o", str(lib / "libamdhip64.so.7")], check=True)
     (lib / "libamd_comgr.so.3").symlink_to("libamdhip64.so.7")
     return folder

@@ -15,6 +15,8 @@ from typing import TypeAlias
 
 import pytest
 
+from bitnet.core.testing.mutant import Mutant
+
 Run: TypeAlias = Callable[..., subprocess.CompletedProcess[str]]
 SUITE = str(Path(__file__).with_name("test_conformance_rocm.py"))
 ATTENTION = str(Path(__file__).with_name("test_attention_rocm.py"))
@@ -35,6 +37,7 @@ ANSWERS = (
     "print(assert_same_answers({device!r}, 10, seed={seed}))"
 )
 FAMILY = ("kernels/opencl", "packages/bitnet-core/src/bitnet/core/gpu", "packages/bitnet-rocm")
+GUARDED = (*FAMILY, "packages/bitnet-core/src/bitnet/core/testing")
 
 
 def passed(done: subprocess.CompletedProcess[str]) -> int:
@@ -56,6 +59,14 @@ def test_conformance_of_another_kind(run: Run) -> None:
     some = "test_ternary_matmul_of_stacked or test_norm_quant_rounds or test_greedy"
     other = {"HIP_TEST_ARCH": "gfx906:sramecc+:xnack-", "HIP_TEST_COMGR": 2, "HIP_TEST_VERSION": 60443482}
     assert passed(run(*PYTEST, SUITE, "-k", some, BITNET_REQUIRE_DEVICES="rocm:0", **other)) > 10
+
+
+@pytest.mark.nightly(unless_changed=GUARDED)
+def test_a_kernel_that_reads_past_a_buffer_ends_the_process(run: Run) -> None:
+    """The guards behind each buffer: no result depends on what it finds there."""
+    rows = Mutant("scales of rows", "min(first + slot, outs - 1)", "first + slot", "test_ternary_matmul and m1-n7-")
+    done = run(*rows.command(Path(SUITE)), status=None, BITNET_REQUIRE_DEVICES="rocm:0")
+    assert done.returncode < 0, done.stdout + done.stderr
 
 
 @pytest.mark.nightly(unless_changed=FAMILY)

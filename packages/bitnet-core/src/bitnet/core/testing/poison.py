@@ -9,8 +9,11 @@ from typing import Any, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
+from bitnet.core.cpu.device import CpuDevice
+from bitnet.core.cpu.lowering import LoweredProgram
 from bitnet.core.gpu import GpuDevice
 from bitnet.core.hal import Device, HeaderWord, Step
+from bitnet.core.testing.arenas import GuardedProgram
 from bitnet.core.testing.guard import guarded
 
 WORD = np.int32(0x7FFF7FFF)
@@ -19,7 +22,7 @@ WORD = np.int32(0x7FFF7FFF)
 _ADJUSTED = "slot", "repetition", "presence", "frequency"
 """Fields that mean nothing in a step that adjusts no logits."""
 
-MOST_GUARDED = 1 << 30
+MAX_GUARDED = 1 << 30
 """Bytes of a buffer from which on the driver's own memory is taken, so that a test of too little memory is one."""
 
 UNWRITTEN = "BITNET_CONFORMANCE_UNWRITTEN"
@@ -52,15 +55,17 @@ Hosted: TypeAlias = Callable[[Any, npt.NDArray[np.uint8]], Any]
 def poison_memory(device: Device, hosted: Hosted) -> None:
     """Poison all memory that a GPU allocates from now on, including its backend's internal scratch memory.
 
-    Where the device computes in host memory, an inaccessible page follows each buffer.
+    Where the device computes in host memory, an inaccessible page follows each buffer. So it is with the CPU device.
     """
+    if isinstance(device, CpuDevice) and device.lowered is LoweredProgram:
+        device.lowered = GuardedProgram  # type: ignore[misc]
     if not isinstance(device, GpuDevice) or not wanted():
         return
     driver: Any = device._driver
     alloc = driver.alloc
 
     def poisoned(nbytes: int) -> Any:
-        buffer = hosted(driver, guarded(nbytes)) if nbytes <= MOST_GUARDED else None
+        buffer = hosted(driver, guarded(nbytes)) if nbytes <= MAX_GUARDED else None
         if buffer is None:
             buffer = alloc(nbytes)
         driver.upload(buffer, np.full(-(-nbytes // 4), WORD).view(np.uint8)[:nbytes])
