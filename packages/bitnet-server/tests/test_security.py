@@ -22,7 +22,8 @@ from bitnet.core.errors import InvalidInputError
 from bitnet.core.text.chat import ChatTemplate
 from bitnet.server.api import devices
 from bitnet.server.commands.serve import serve
-from bitnet.server.http.app import ENDPOINTS, access
+from bitnet.server.http.app import access_log
+from bitnet.server.http.routes import ENDPOINTS
 from bitnet.server.models.settings import Settings
 
 KEYS = ("first-key", "zweiter-schlüssel")
@@ -68,7 +69,7 @@ def test_an_empty_key_opens_nothing(key: str, demo_model: Model, running: Any) -
     with pytest.raises(click.BadParameter, match="key is empty"):
         serve.make_context("serve", ["--api-key", key])
     with running(demo_model, api_keys=KEYS[:1]) as server:
-        server.app._keys.append(hashlib.sha256(b"").digest())
+        server.app.access.keys.append(hashlib.sha256(b"").digest())
         assert server.client.get("/v1/models", headers={"x-api-key": key.strip()}).status_code == 401
 
 
@@ -357,11 +358,11 @@ def test_an_unknown_path_names_the_nearest(demo: Any) -> None:
 
 def test_no_prompt_is_logged(demo: Any, caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.INFO):
-        access.setLevel(logging.INFO)
+        access_log.setLevel(logging.INFO)
         demo.chat("my secret words", max_tokens=2)
         demo.chat("my secret words", top_p=7)
         demo.client.get("/v1/models?secret=1")
-    assert len([r for r in caplog.records if r.name == access.name]) == 3
+    assert len([r for r in caplog.records if r.name == access_log.name]) == 3
     ours = [record.getMessage() for record in caplog.records if record.name.startswith("bitnet")]
     assert not any("secret" in line for line in ours)
 

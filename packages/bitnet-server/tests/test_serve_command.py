@@ -279,7 +279,7 @@ def test_help_groups_options_and_imports_no_server() -> None:
     shown = bitnet("serve", "--help").stdout
     for group in ("Model:", "Clients:", "Limits:", "Network:"):
         assert f"\n{group}\n" in shown
-    code = "import sys; from bitnet.core.cli import main; main(['--help']); print('starlette' in sys.modules)"
+    code = "import sys; from bitnet.core.cli import main; main(['--help']); print('uvicorn' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False)
     assert done.stdout.rstrip().endswith("False")
     assert "serve" in done.stdout

@@ -21,7 +21,7 @@ import uvicorn
 
 from bitnet.core.cli.console import note
 from bitnet.core.errors import BitNetError
-from bitnet.server.http.app import App, access
+from bitnet.server.http.app import App, access_log
 from bitnet.server.http.connection import Connection
 from bitnet.server.models.service import Source
 from bitnet.server.models.settings import Settings
@@ -178,6 +178,6 @@ class _JsonLines(logging.Formatter):
 def _log_access(style: str) -> None:
     handler = logging.StreamHandler()
     handler.setFormatter(_JsonLines() if style == "json" else logging.Formatter("%(asctime)s %(message)s"))
-    access.handlers[:] = [handler]
-    access.propagate = False
-    access.setLevel(logging.INFO)
+    access_log.handlers[:] = [handler]
+    access_log.propagate = False
+    access_log.setLevel(logging.INFO)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Collection
+from collections.abc import Iterable
 from difflib import get_close_matches
 
 from bitnet.server.request.call import Scope
@@ -27,9 +27,10 @@ def route(scope: Scope) -> str:
     return re.sub("//+", "/", path).rstrip("/") or path[:1]  # "/" and "//" are "/", and "" stays what it is
 
 
-def nearest(path: str, known: Collection[str]) -> str | None:
+def nearest(path: str, known: Iterable[str]) -> str | None:
     """The known path that a client may have meant: with another prefix, or written almost alike."""
-    for one in sorted(known, key=len, reverse=True):
+    known = sorted(known, key=len, reverse=True)
+    for one in known:
         if len(one) > 1 and (path.endswith(one) or (len(path) > 1 and one.endswith(path))):
             return one
     found = get_close_matches(path[:LONGEST], known, 1, LIKE)
