@@ -8,8 +8,8 @@ A long test file (one with a prefix in ``LONG``) runs if anything that it stands
 (:mod:`changes`): a source file that its tests import or start (:mod:`closure`), or a path declared in ``LONG``. It also
 runs if it tests a backend whose device is present. Otherwise most of its tests become nightly: one in ``SHARE`` still
 runs, a different selection for each commit. Files that stand on a change have ``BUDGET`` seconds of work together; if
-they would take longer, the longest ones run a share of their tests (:mod:`shares`). The end of a run says how many
-were left out.
+they would take longer, the longest ones run a share of their tests (:mod:`shares`), those that a changed path has
+called from the night among them. The end of a run says how many were left out.
 """
 
 from __future__ import annotations
@@ -216,7 +216,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
             )
         item.add_marker(name)
         if by_choice(item) and not drawn(item.nodeid, share[name_of(item)]):
-            item.add_marker(pytest.mark.nightly(by_day=False))
+            item.add_marker(pytest.mark.nightly(by_day=False), append=False)
     items.sort(key=lambda item: ORDER.index(str(tier(item.path))))
     if "nightly" not in config.option.markexpr:
         late = [item for item in items if runs_at_night(item)]
@@ -237,7 +237,7 @@ def name_of(item: pytest.Item) -> str:
 
 def by_choice(item: pytest.Item) -> bool:
     """Whether a test is one of a long file that would run by day."""
-    return bool(longest(LONG, item.path)) and item.get_closest_marker("nightly") is None
+    return bool(longest(LONG, item.path)) and not runs_at_night(item)
 
 
 def shares_of(items: Iterable[pytest.Item], chosen: Mapping[str, Any]) -> dict[str, float]:

@@ -18,8 +18,9 @@ UNKNOWN = 0.5
 """Seconds that a test of a file takes which no run has recorded."""
 NEAR = 8
 """How many times the part of a far file a near one gets."""
-FEW = 4
-"""Number of tests that a file runs at least: what its tests share is met by any few of them."""
+FEW, FEW_SECONDS = 4, 5.0
+"""A file runs at least so many tests, if they take no more than so many seconds, and at least one: what its tests
+share is met by any few of them."""
 
 
 def seconds(root: Path) -> dict[str, float]:
@@ -57,4 +58,13 @@ def shares(
         parts[file] = min(costs[file], left * weights[file] / total)
         left -= parts[file]
         total -= weights[file]
-    return {file: min(1.0, max(parts[file] / costs[file], FEW / max(count, 1))) for file, count in tests.items()}
+    return {file: min(1.0, max(parts[file] / costs[file], least(count, costs[file]))) for file, count in tests.items()}
+
+
+def least(count: int, cost: float) -> float:
+    """The share of a file's tests that runs whatever the budget.
+
+    Args:
+        cost: Seconds that all of them take.
+    """
+    return max(min(FEW / count, FEW_SECONDS / cost), 1 / count)

@@ -104,22 +104,7 @@ def test_style_and_types_are_clean(filled: Any) -> None:
     filled.run(sys.executable, "-m", "mypy", "--cache-dir=.mypy_cache", PACKAGE)
 
 
-DECIDES = [
-    "kernels/opencl",
-    "packages/bitnet-core/src/bitnet/core/gpu",
-    "packages/bitnet-core/src/bitnet/core/hal",
-    "packages/bitnet-core/src/bitnet/core/testing",
-    "tests/tools/spirv_cpu",
-    "tests/tools/test_opencl_family.py",
-    "tools/backend_template",
-    "tools/new_backend.py",
-    "uv.lock",
-]
-"""What it depends on whether the backend conforms."""
-changed_or_at_night = pytest.mark.nightly(unless_changed=DECIDES)
-
-
-@pytest.mark.parametrize(("size", "least"), [("small", 200), pytest.param("quick", 400, marks=changed_or_at_night)])
+@pytest.mark.parametrize(("size", "least"), [("small", 200), pytest.param("quick", 400, marks=pytest.mark.nightly)])
 def test_the_suite_passes(
     size: str, least: int, filled: Any, require_device: Callable[[str, str | None], None]
 ) -> None:

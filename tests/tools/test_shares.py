@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from shares import FEW, NEAR, UNKNOWN, record, seconds, shares
+from shares import FEW, FEW_SECONDS, NEAR, UNKNOWN, least, record, seconds, shares
 
 
 def work(found: dict[str, float], tests: dict[str, int], means: dict[str, float]) -> float:
@@ -34,10 +34,17 @@ def test_the_budget_is_kept_but_for_the_few_that_each_file_runs() -> None:
         near = {file for file in tests if rng.random() < 0.3}
         budget = rng.choice((1.0, 100.0, 5000.0))
         found = shares(tests, means, near, budget)
-        assert all(min(1.0, FEW / tests[file]) <= share <= 1 for file, share in found.items())
-        few = sum(min(FEW, tests[file]) * means[file] for file in tests)
+        assert all(0 < share <= 1 for share in found.values())
+        few = sum(least(count, count * means[file]) * count * means[file] for file, count in tests.items())
         everything = sum(tests[file] * means[file] for file in tests)
         assert min(budget, everything) * 0.99 <= work(found, tests, means) + 0.1 <= min(budget, everything) + few + 0.3
+
+
+def test_a_file_runs_a_few_tests_or_one_that_takes_long() -> None:
+    tests = dict.fromkeys(("quick", "slow", "slowest"), 100)
+    found = shares(tests, {"quick": 0.1, "slow": 2.0, "slowest": 90.0}, set(), 0.0)
+    assert found == {"quick": FEW / 100, "slow": pytest.approx(FEW_SECONDS / 200), "slowest": 0.01}
+    assert shares({"one": 1}, {"one": 300.0}, set(), 0.0) == {"one": 1.0}
 
 
 def test_unknown_files_cost_something() -> None:
