@@ -7,7 +7,7 @@ from typing import Any
 from bitnet.core.errors import InvalidInputError
 from bitnet.server.chat.messages import openai_messages
 from bitnet.server.chat.prompt import ChatPrompt
-from bitnet.server.chat.tools import openai_tools, told
+from bitnet.server.chat.tools import as_template_reads, openai_tools
 from bitnet.server.models.service import Service
 from bitnet.server.request.bounded_json import MAX_ITEMS
 from bitnet.server.request.call import Call
@@ -51,7 +51,7 @@ async def apply_template(service: Service, call: Call, fields: Fields) -> None:
 
     def asked() -> tuple[list[dict[str, Any]], list[dict[str, Any]] | None, ChatPrompt]:
         given = openai_messages(fields)
-        return *told(given, openai_tools(fields), template), ChatPrompt.read(fields, given)
+        return *as_template_reads(given, openai_tools(fields), template), ChatPrompt.read(fields, given)
 
     messages, tools, how = await call.read(asked)
     rendered = service.shared.in_thread(lambda: template.render(messages, tools=tools, variables=how.variables))

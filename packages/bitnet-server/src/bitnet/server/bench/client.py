@@ -106,7 +106,7 @@ class Client:
             BitNetError: No server answers, it refuses the request, or it does not speak OpenAI's API.
         """
         if self._model is None:
-            listed = await self._told("GET", "/v1/models")
+            listed = await self._answer("GET", "/v1/models")
             try:
                 self._model = str(listed["data"][0]["id"])
             except (KeyError, IndexError, TypeError):
@@ -125,8 +125,8 @@ class Client:
             return [Prompt(ids, output) for ids, output in drawn]
         prompts = []
         for ids, output in drawn:
-            told = await self._told("POST", "/detokenize", json={"model": await self.model(), "tokens": ids})
-            text = told.get("content", told.get("prompt"))  # llama.cpp's word, vLLM's word
+            answer = await self._answer("POST", "/detokenize", json={"model": await self.model(), "tokens": ids})
+            text = answer.get("content", answer.get("prompt"))  # llama.cpp's word, vLLM's word
             if not isinstance(text, str):
                 raise self._no_server("its /detokenize gives no text")
             prompts.append(Prompt(text, output))
@@ -134,11 +134,11 @@ class Client:
 
     async def _get_props(self) -> dict[str, Any]:
         try:
-            return await self._told("GET", "/props")
+            return await self._answer("GET", "/props")
         except BitNetError:  # only bitnet and llama.cpp have it
             return {}
 
-    async def _told(self, method: str, path: str, **content: Any) -> dict[str, Any]:
+    async def _answer(self, method: str, path: str, **content: Any) -> dict[str, Any]:
         """A JSON object from the server."""
         try:
             with self._http() as http:

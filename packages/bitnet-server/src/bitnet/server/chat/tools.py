@@ -147,7 +147,7 @@ def family(template: ChatTemplate | None) -> Family:
     return "llama" if PYTHON_TAG in source else "generic"
 
 
-def told(
+def as_template_reads(
     messages: Sequence[dict[str, Any]], tools: Tools | None, template: ChatTemplate | None
 ) -> tuple[list[dict[str, Any]], list[dict[str, Any]] | None]:
     """A conversation in the form that the template accepts, and the tools to pass to it; None: it accepts none."""
@@ -241,7 +241,7 @@ def function_call(fields: Fields, id: str | None, arguments: str = "arguments") 
 
 
 def made_call(id: str, name: str, arguments: dict[str, Any] | str) -> dict[str, Any]:
-    """A call as conversations hold it. Arguments that are text are no JSON object; see :func:`told`."""
+    """A call as conversations hold it. Arguments that are text are no JSON object; see :func:`as_template_reads`."""
     return {"id": id, "type": "function", "function": {"name": name, "arguments": arguments}}
 
 

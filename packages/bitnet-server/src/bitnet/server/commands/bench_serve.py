@@ -197,8 +197,8 @@ def _show(found: dict[str, Any], slos: dict[str, float]) -> None:
         ("Total throughput", f"{found['total_token_throughput']:,.1f} tokens/s"),
     ]
     if slos:
-        told = ", ".join(f"{name} ≤ {most:g} ms" for name, most in slos.items())
-        lines.append(("Goodput", f"{found['request_goodput']:.2f} requests/s with {told}"))
+        limits = ", ".join(f"{name} ≤ {most:g} ms" for name, most in slos.items())
+        lines.append(("Goodput", f"{found['request_goodput']:.2f} requests/s with {limits}"))
     say(*(f"{name:<20}{value}" for name, value in lines), "")
     columns = ("mean", "median", *(f"p{p}" for p in PERCENTILES))
     say(f"{'milliseconds':<48}" + "".join(f"{column:>10}" for column in columns))

@@ -63,7 +63,7 @@ def _ask(url: str, api_key: str | None) -> list[dict[str, Any]]:
     key = {} if api_key is None else {"authorization": f"Bearer {api_key}".encode().decode("latin-1")}
     try:
         with urlopen(Request(f"{url}/v1/models", headers=key), timeout=SECONDS) as answer:
-            told = answer.read()
+            body = answer.read()
     except HTTPError as error:
         hint = "Give one with --api-key or BITNET_API_KEY." if error.code == 401 else None
         why = "requires an API key" if error.code == 401 else f"answers {error.code}"
@@ -76,7 +76,7 @@ def _ask(url: str, api_key: str | None) -> list[dict[str, Any]]:
     except ValueError as error:
         raise InvalidInputError(f"{url} is not a server address: {error}.") from None
     try:
-        return [{"id": entry["id"], **_state(entry["status"])} for entry in json.loads(told)["data"]]
+        return [{"id": entry["id"], **_state(entry["status"])} for entry in json.loads(body)["data"]]
     except (ValueError, KeyError, TypeError, AttributeError):
         raise BitNetError(f"the server at {url} is not a bitnet server.") from None
 

@@ -229,12 +229,12 @@ class _Run:
             if not call.started:
                 raise
             self._service.owner.note_failure(self._service, error)
-            told = as_request_error(error)
-            if told is error and told.status == 500:
-                log.error("a stream failed: %s", told)
-            elif told.status == 500:
+            reported = as_request_error(error)
+            if reported is error and reported.status == 500:
+                log.error("a stream failed: %s", reported)
+            elif reported.status == 500:
                 log.exception("a stream failed", exc_info=error)
-            await call.write(b"".join(answer.failed(told)), more=False)
+            await call.write(b"".join(answer.failed(reported)), more=False)
 
     async def _result(self) -> Result:
         done = [request.completion for request in self._requests if request.completion is not None]
@@ -263,24 +263,24 @@ class _Run:
 async def batches(requests: Sequence[Generation]) -> AsyncIterator[list[tuple[int, Chunk]]]:
     """The chunks of several requests in order of arrival, each with its request's index: all that have come since the
     batch before."""
-    news: asyncio.Queue[tuple[int, Chunk | BaseException | None]] = asyncio.Queue()
+    arrived: asyncio.Queue[tuple[int, Chunk | BaseException | None]] = asyncio.Queue()
 
     async def pass_on(index: int, request: Generation) -> None:
         try:
             async for chunk in request:
-                news.put_nowait((index, chunk))
-            news.put_nowait((index, None))
+                arrived.put_nowait((index, chunk))
+            arrived.put_nowait((index, None))
         except Exception as error:
-            news.put_nowait((index, error))
+            arrived.put_nowait((index, error))
 
     tasks = [asyncio.ensure_future(pass_on(i, request)) for i, request in enumerate(requests)]
     try:
         left = len(tasks)
         while left:
             batch = []
-            items = [await news.get()]
-            while not news.empty():
-                items.append(news.get_nowait())
+            items = [await arrived.get()]
+            while not arrived.empty():
+                items.append(arrived.get_nowait())
             for index, item in items:
                 if isinstance(item, Chunk):
                     batch.append((index, item))

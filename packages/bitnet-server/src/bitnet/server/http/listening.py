@@ -123,7 +123,7 @@ def serve_models(sources: Sequence[Source], settings: Settings, listen: Listen) 
     _log_access(listen.log_format)
     logging.getLogger("uvicorn.error").addFilter(
         lambda record: not isinstance(record.msg, OSError)
-    )  # told by the BitNetError
+    )  # the BitNetError says it
     if listen.beyond_this_machine and not settings.api_keys:
         note(f"Warning: listening on {listen.host} without an API key: anyone who can reach it can use it (--api-key).")
     state = State(sources, settings)

@@ -11,7 +11,7 @@ from typing import Any, Protocol
 
 from bitnet.core import Model, __version__
 from bitnet.server.chat.prompt import PLAIN, ChatPrompt
-from bitnet.server.chat.tools import Tools, told
+from bitnet.server.chat.tools import Tools, as_template_reads
 from bitnet.server.models.backend import Backend, InProcess, ServedModel
 from bitnet.server.models.shared import Shared
 from bitnet.server.request.errors import RequestError
@@ -85,7 +85,7 @@ class Service:
         self, messages: Sequence[dict[str, Any]], tools: Tools | None = None, how: ChatPrompt = PLAIN
     ) -> list[int]:
         """The prompt of a conversation. This is slow: call it outside the event loop."""
-        made, given = told(messages, tools, self.model.chat_template)
+        made, given = as_template_reads(messages, tools, self.model.chat_template)
         self._check_length(_characters([[(message["content"], message.get("tool_calls")) for message in made], given]))
         return self.model.chat_tokens(made, tools=given, variables=how.variables, continued=how.continued)
 
