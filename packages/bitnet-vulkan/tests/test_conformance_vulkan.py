@@ -101,6 +101,9 @@ class TestConformance(ConformanceSuite):
     backend = SOFTWARE
     size = "small"  # software devices; on a GPU run it with BITNET_CONFORMANCE=quick
 
+    def largest_binding(self, driver: VulkanDriver) -> int:
+        return driver.hardware.largest_binding
+
 
 def test_the_layer_is_on(require_device: Callable[[str, str | None], None]) -> None:
     """A buffer of no bytes is forbidden: the layer must say so, where the tests above look."""

@@ -4,25 +4,34 @@ import pytest
 
 from bitnet.core.testing import ConformanceSuite
 from bitnet.core.testing.attention import AttentionTests
+from bitnet.core.testing.base import DeviceTests
 from bitnet.core.testing.whole_model import WholeModelTests
 from bitnet.webgpu import ops
 from bitnet.webgpu.backend import BACKEND, WebGPUBackend
 from bitnet.webgpu.compiler import INT8_DOT, SUBGROUPS
+from bitnet.webgpu.device import WebGPUDriver
 
 
-class TestConformance(ConformanceSuite):
+class WithTails(DeviceTests):
+    """Tests with poison behind each buffer."""
+
+    def largest_binding(self, driver: WebGPUDriver) -> int:
+        return driver.limits["max-storage-buffer-binding-size"]
+
+
+class TestConformance(WithTails, ConformanceSuite):
     backend = BACKEND
     size = "small"  # Mesa compiles and runs on the processor; on a GPU run it with BITNET_CONFORMANCE=quick
 
 
-class TestConformanceOfThePoorest(ConformanceSuite):
+class TestConformanceOfThePoorest(WithTails, ConformanceSuite):
     """A device that has WebGPU's defaults and nothing else."""
 
     backend = WebGPUBackend(without=(SUBGROUPS, INT8_DOT))
     size = "small"
 
 
-class TestSplitAttention(AttentionTests, WholeModelTests):
+class TestSplitAttention(WithTails, AttentionTests, WholeModelTests):
     """Decode attention in parts, as contexts too long for a small run have it."""
 
     backend = BACKEND
@@ -33,7 +42,7 @@ class TestSplitAttention(AttentionTests, WholeModelTests):
         monkeypatch.setattr(ops, "SPLIT_CONTEXT", 8)
 
 
-class TestTiledAttention(AttentionTests, WholeModelTests):
+class TestTiledAttention(WithTails, AttentionTests, WholeModelTests):
     """Attention by tiles, whatever the step: prompts too short for it, and tokens of many sequences."""
 
     backend = BACKEND

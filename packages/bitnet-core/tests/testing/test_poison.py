@@ -5,15 +5,20 @@ from __future__ import annotations
 import mmap
 import subprocess
 import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
 from math import gcd
+from typing import Any
 
 import numpy as np
 import pytest
 
-from bitnet.core.gpu import GpuDevice
+from bitnet.core.gpu import GpuDevice, Launch
+from bitnet.core.gpu.drivers.interface import launch
 from bitnet.core.hal import Limits, SamplingParams, SequenceStep, Step, StepLayout
 from bitnet.core.testing import poison
 from bitnet.core.testing.guard import guarded
+from bitnet.core.testing.tails import TAIL
 
 
 def test_a_step_is_poisoned_past_its_tokens_sequences_and_rows() -> None:
@@ -79,6 +84,55 @@ def test_a_read_past_the_end_of_guarded_memory_ends_the_process() -> None:
     done = subprocess.run([sys.executable, "-c", read], capture_output=True, text=True, check=False)
     assert done.stdout == "True\n"
     assert done.returncode not in (0, 1), done.stderr
+
+
+@dataclass(frozen=True, eq=False)
+class Bound:
+    """A buffer of a driver that checks bounds."""
+
+    memory: np.ndarray[tuple[int, ...], np.dtype[np.uint8]]
+    nbytes: int
+
+
+class Checking(Memory):
+    """A driver that checks bounds."""
+
+    def alloc(self, nbytes: int) -> Any:
+        return Bound(super().alloc(nbytes), nbytes)
+
+    def upload(self, buffer: Any, array: Any, offset: int = 0) -> None:
+        super().upload(buffer.memory, array, offset)
+
+    def download(self, buffer: Any, array: Any, offset: int = 0) -> None:
+        array.view(np.uint8)[:] = buffer.memory[offset : offset + array.nbytes]
+
+    def free(self, buffer: Any) -> None:
+        del buffer
+
+    def record(self, launches: Sequence[Launch]) -> Any:
+        return launches
+
+
+def test_kernels_reach_a_tail_of_poison_and_a_write_there_is_told() -> None:
+    driver: Any = Checking()
+    tails = poison.poison_memory(GpuDevice(None, driver, None), lambda driver, memory: None, 1 << 20)  # type: ignore[arg-type]
+    assert tails is not None
+    given = driver.alloc(10)
+    assert given.nbytes == 10
+    (recorded,) = driver.record([launch("embed", (1, 1, 1), 64, (given, np.int32(3)))])
+    (window,) = recorded.buffers
+    assert (window.buffer, window.offset, window.nbytes) == (given, 0, 16 + TAIL)
+    assert np.isnan(given.memory.view(np.float32)).all()
+    given.memory[9] = 1
+    tails.check()
+    given.memory[16 + 8] = 1
+    with pytest.raises(AssertionError, match="wrote 14 bytes behind a buffer of 10"):
+        tails.check()
+    tails.check()
+    given.memory[-1] = 1
+    driver.free(given)
+    with pytest.raises(AssertionError, match="wrote 4,098 bytes behind"):
+        tails.check()
 
 
 def test_buffers_are_in_the_memory_that_a_backend_takes() -> None:

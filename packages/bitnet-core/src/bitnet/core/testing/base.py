@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import os
 import secrets
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, ClassVar
 
 import numpy as np
 import numpy.typing as npt
 import pytest
 
+from bitnet.core.gpu import GpuDevice
 from bitnet.core.hal import KV_I8, Backend, Device, DeviceInfo, OpenOptions
 from bitnet.core.testing import cases, poison
+from bitnet.core.testing.tails import Tails
 
 REQUIRED = "BITNET_REQUIRE_DEVICES"
 
@@ -31,6 +33,7 @@ class DeviceTests:
     size: ClassVar[cases.Size] = "quick"
 
     _opened: ClassVar[dict[str, Device]]
+    _tails: ClassVar[dict[str, Tails]]
 
     def __init_subclass__(cls) -> None:
         super().__init_subclass__()
@@ -59,6 +62,14 @@ class DeviceTests:
 
         Define it for devices that compute in host memory, as CPUs do: the suite then puts an inaccessible page behind
         each buffer, and a kernel that reads past the end of one ends the process, even if no result depends on it.
+        """
+        return None
+
+    def largest_binding(self, driver: Any) -> int | None:
+        """Maximum bytes of a kernel's binding where the driver checks bounds; None where it does not.
+
+        Define it for devices whose drivers answer reads past the end of a buffer with zeros, as those of Vulkan and
+        WebGPU may: the suite then puts poison behind each buffer, and fails a test whose kernels read or write it.
         """
         return None
 
@@ -92,7 +103,7 @@ class DeviceTests:
 
     @classmethod
     def setup_class(cls) -> None:
-        cls._opened = {}
+        cls._opened, cls._tails = {}, {}
 
     @classmethod
     def teardown_class(cls) -> None:
@@ -100,7 +111,7 @@ class DeviceTests:
             device.close()
 
     @pytest.fixture
-    def device(self, info: DeviceInfo | str, request: pytest.FixtureRequest) -> Device:
+    def device(self, info: DeviceInfo | str, request: pytest.FixtureRequest) -> Iterator[Device]:
         """The device under test, open for the whole class."""
         if isinstance(info, str):
             pytest.fail(f"{REQUIRED} names a device that is not there; {info}")
@@ -115,8 +126,15 @@ class DeviceTests:
             request.applymarker(pytest.mark.xfail(reason=reason, strict=True))
         if info.name not in self._opened:
             self._opened[info.name] = self.backend.open(info, OpenOptions())
-            poison.poison_memory(self._opened[info.name], self.hosted)
-        return self._opened[info.name]
+            self._poison(self._opened[info.name])
+        yield self._opened[info.name]
+        if info.name in self._tails:
+            self._tails[info.name].check()
+
+    def _poison(self, device: Device) -> None:
+        largest = self.largest_binding(device._driver) if isinstance(device, GpuDevice) else None
+        if (tails := poison.poison_memory(device, self.hosted, largest)) is not None:
+            self._tails[device.info.name] = tails
 
     def _reasons(self, named: Mapping[str, str], keys: Sequence[str]) -> list[str]:
         """The reasons for a test's keys; a key that names no test of this class is an error."""

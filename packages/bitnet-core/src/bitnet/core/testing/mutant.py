@@ -2,8 +2,8 @@
 
     python -m bitnet.core.testing.mutant OLD NEW PYTEST-ARGUMENTS...
 
-Kernels are those of a backend's :class:`~bitnet.core.gpu.KernelSources`. The exit status is pytest's, :data:`UNUSED`
-if no kernel that was compiled has the text, or a signal's if a guard has ended the process.
+Kernels are the files in folders named ``kernels``, as backends read them. The exit status is pytest's, :data:`UNUSED`
+if no file that was read has the text, or a signal's if a guard has ended the process.
 """
 
 from __future__ import annotations
@@ -11,13 +11,12 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import pytest
 
-from bitnet.core.gpu import KernelSources
-
 UNUSED = 9
+"""The exit status of tests that read no kernel with the text."""
 
 
 class Mutant(NamedTuple):
@@ -36,14 +35,16 @@ class Mutant(NamedTuple):
 
 def run(old: str, new: str, arguments: Sequence[str]) -> int:
     """Pytest's exit status with the text replaced, or :data:`UNUSED`."""
-    plain, found = KernelSources._text, []
+    plain, found = Path.read_text, []
 
-    def text(self: KernelSources, file: str) -> str:
-        source = plain(self, file)
+    def read_text(self: Path, *args: Any, **named: Any) -> str:
+        source = plain(self, *args, **named)
+        if "kernels" not in self.parts:
+            return source
         found.append(old in source)
         return source.replace(old, new)
 
-    KernelSources._text = text  # type: ignore[method-assign]
+    Path.read_text = read_text  # type: ignore[method-assign]
     status = int(pytest.main([*arguments]))
     return status if any(found) else UNUSED
 

@@ -15,6 +15,7 @@ from bitnet.core.gpu import GpuDevice
 from bitnet.core.hal import Device, HeaderWord, Step
 from bitnet.core.testing.arenas import GuardedProgram
 from bitnet.core.testing.guard import guarded
+from bitnet.core.testing.tails import Tails
 
 WORD = np.int32(0x7FFF7FFF)
 """Not a number as f32 and as two f16, as a token or a block beyond every table, as a count of tokens without an end."""
@@ -52,16 +53,24 @@ Hosted: TypeAlias = Callable[[Any, npt.NDArray[np.uint8]], Any]
 """Makes a buffer of a driver in host memory, which it keeps alive; or gives None where kernels cannot use that."""
 
 
-def poison_memory(device: Device, hosted: Hosted) -> None:
+def poison_memory(device: Device, hosted: Hosted, largest_binding: int | None = None) -> Tails | None:
     """Poison all memory that a GPU allocates from now on, including its backend's internal scratch memory.
 
     Where the device computes in host memory, an inaccessible page follows each buffer. So it is with the CPU device.
+
+    Args:
+        largest_binding: Maximum bytes of a binding of a device whose driver checks bounds: poison follows its buffers.
+
+    Returns:
+        What watches that poison, for such a device.
     """
     if isinstance(device, CpuDevice) and device.lowered is LoweredProgram:
         device.lowered = GuardedProgram  # type: ignore[misc]
     if not isinstance(device, GpuDevice) or not wanted():
-        return
+        return None
     driver: Any = device._driver
+    if largest_binding is not None:
+        return Tails(driver, WORD, largest_binding)
     alloc = driver.alloc
 
     def poisoned(nbytes: int) -> Any:
@@ -72,3 +81,4 @@ def poison_memory(device: Device, hosted: Hosted) -> None:
         return buffer
 
     driver.alloc = poisoned
+    return None
