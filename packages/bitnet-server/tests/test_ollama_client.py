@@ -123,6 +123,9 @@ def test_a_model_is_unloaded_and_loaded_again(running: Any, demo_model: Model) -
             before = len(loads)
             assert ask(keep_alive=0).done_reason == "unload"
             assert client.ps().models == []
+            for seconds in (0, "0s"):  # nothing is loaded to be unloaded
+                assert ask(keep_alive=seconds).done_reason == "unload"
+            assert len(loads) == max(before, 1)
             assert [model.model for model in client.list().models] == ["m"]
             loaded = ask(keep_alive="5m")
             assert (loaded.done_reason, len(loads)) == ("load", before + 1)

@@ -10,7 +10,7 @@ from typing import Any
 from bitnet.core import Chunk, Completion
 from bitnet.core.engine import TokenLogprob
 from bitnet.core.errors import InvalidInputError, brief
-from bitnet.server.api.known_fields import OLLAMA_CHAT, OLLAMA_GENERATE, OLLAMA_OPTIONS
+from bitnet.server.api.known_fields import OLLAMA_CHAT, OLLAMA_GENERATE, OLLAMA_OPTIONS, Known
 from bitnet.server.api.openai import chat_logprobs
 from bitnet.server.chat.messages import openai_messages
 from bitnet.server.chat.tool_calls import CallParser, Text, ToolCall
@@ -19,6 +19,7 @@ from bitnet.server.forms.structured import ollama_form
 from bitnet.server.generation.job import NDJSON, Job, Result, run
 from bitnet.server.generation.sampling import MAX_SEED, MAX_STOPS, checked
 from bitnet.server.models.service import Service
+from bitnet.server.models.state import State
 from bitnet.server.request.call import Call, to_json
 from bitnet.server.request.errors import RequestError, wrong
 from bitnet.server.request.fields import Fields
@@ -78,8 +79,8 @@ async def chat(service: Service, call: Call, fields: Fields) -> None:
     """
     fields.require("model")
     OLLAMA_CHAT.check(fields)
-    asked = "messages" in fields and fields.values["messages"] != []
-    await _answer(service, call, fields, (lambda: _chat_job(service, call, fields)) if asked else None, _message(""))
+    job = (lambda: _chat_job(service, call, fields)) if _has_messages(fields) else None
+    await _answer(service, call, fields, job, _message(""))
 
 
 async def generate(service: Service, call: Call, fields: Fields) -> None:
@@ -106,7 +107,35 @@ async def _answer(
         return
     if unloads:
         service.owner.unload(service)
-    await call.reply(_line(service, nothing, True, done_reason="unload" if unloads else "load"))
+    await call.reply(_line(service.names[0], nothing, True, done_reason="unload" if unloads else "load"))
+
+
+async def chat_unloaded(state: State, call: Call, fields: Fields) -> bool:
+    """Answer a ``/api/chat`` that only asks to unload a model which is not loaded; return whether it was one.
+
+    Raises:
+        RequestError: As for :func:`chat`.
+    """
+    return not _has_messages(fields) and await _unloaded(state, call, fields, OLLAMA_CHAT, _message(""))
+
+
+async def generate_unloaded(state: State, call: Call, fields: Fields) -> bool:
+    """As :func:`chat_unloaded`, for ``/api/generate``."""
+    return not fields.text("prompt") and await _unloaded(state, call, fields, OLLAMA_GENERATE, {"response": ""})
+
+
+async def _unloaded(state: State, call: Call, fields: Fields, known: Known, nothing: dict[str, Any]) -> bool:
+    fields.require("model")
+    known.check(fields)
+    one = state.pool.named(fields.text("model"))
+    if one.loaded or one.loading is not None or not _unloads(fields):
+        return False
+    await call.reply(_line(one.source.names[0], nothing, True, done_reason="unload"))
+    return True
+
+
+def _has_messages(fields: Fields) -> bool:
+    return "messages" in fields and fields.values["messages"] != []
 
 
 def _unloads(fields: Fields) -> bool:
@@ -159,8 +188,8 @@ def _generate_job(service: Service, call: Call, fields: Fields, prompt: str) -> 
     return _job(service, fields, tokens, answer)
 
 
-def _line(service: Service, said: dict[str, Any], done: bool, **values: Any) -> dict[str, Any]:
-    return {"model": service.names[0], "created_at": _now(), **said, "done": done, **values}
+def _line(name: str, said: dict[str, Any], done: bool, **values: Any) -> dict[str, Any]:
+    return {"model": name, "created_at": _now(), **said, "done": done, **values}
 
 
 Wrap = Callable[[str, Sequence[ToolCall]], dict[str, Any]]
@@ -184,7 +213,7 @@ class OllamaAnswer:
         self._parser = None if tools is None else tools.parser(self._template)
 
     def _line(self, text: str, done: bool, calls: Sequence[ToolCall] = (), **values: Any) -> dict[str, Any]:
-        return _line(self._service, self._wrap(text, calls), done, **values)
+        return _line(self._service.names[0], self._wrap(text, calls), done, **values)
 
     def begin(self, prompt_tokens: int) -> Iterable[bytes]:
         return ()

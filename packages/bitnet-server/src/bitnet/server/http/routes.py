@@ -33,6 +33,7 @@ from bitnet.server.request.fields import Fields
 
 Handle = Callable[[State, Call], Awaitable[None]]
 Parse = Callable[[Service, Fields], Job]
+WithoutModel = Callable[[State, Call, Fields], Awaitable[bool]]
 OfModel = Callable[[Service, Call, Fields], Awaitable[None]]
 OfCurrent = Callable[[Service, Call], Awaitable[None]]
 ErrorBody = Callable[[RequestError], dict[str, Any]]
@@ -82,10 +83,18 @@ async def _with_model(
             raise state.shared.too_late from None
 
 
-def of_model(path: str, answer: OfModel, errors: ErrorBody = error_body, *, generates: bool = False) -> Endpoint:
+def of_model(
+    path: str,
+    answer: OfModel,
+    errors: ErrorBody = error_body,
+    *,
+    generates: bool = False,
+    without: WithoutModel | None = None,
+) -> Endpoint:
     """An endpoint whose body names the model; by default the first one.
 
     Args:
+        without: Answers a request for which the model need not be loaded; returns whether it has.
         generates: Whether its requests count as running or waiting.
     """
 
@@ -93,6 +102,8 @@ def of_model(path: str, answer: OfModel, errors: ErrorBody = error_body, *, gene
         if generates:
             state.admission.check_room()
         fields = Fields(await call.json())
+        if without is not None and await without(state, call, fields):
+            return
         field = ollama_models.model_field(fields) if path == "/api/show" else "model"
         with state.admission.admitted() if generates else nullcontext():
             name = fields.text(field)
@@ -145,8 +156,8 @@ ENDPOINTS = (
     of_model("/tokenize", text.tokenize),
     of_model("/detokenize", text.detokenize),
     of_model("/apply-template", text.apply_template),
-    of_model("/api/chat", ollama.chat, ollama.error_body, generates=True),
-    of_model("/api/generate", ollama.generate, ollama.error_body, generates=True),
+    of_model("/api/chat", ollama.chat, ollama.error_body, generates=True, without=ollama.chat_unloaded),
+    of_model("/api/generate", ollama.generate, ollama.error_body, generates=True, without=ollama.generate_unloaded),
     Endpoint("/api/tags", ollama_models.tags, errors=ollama.error_body),
     Endpoint("/api/ps", ollama_models.ps, errors=ollama.error_body),
     of_model("/api/show", ollama_models.show, ollama.error_body),
