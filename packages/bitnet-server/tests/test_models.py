@@ -302,6 +302,21 @@ def test_a_model_that_takes_too_much_memory_alone_is_not_loaded(file: Path, runn
         assert server.chat(max_tokens=1).status_code == 200
 
 
+def test_all_parts_of_a_split_model_take_memory(file: Path, running: Any) -> None:
+    first, size = Path(shutil.copy(file, file.with_name("m-00001-of-00002.gguf"))), size_of(file)
+    first.with_name("m-00002-of-00002.gguf").write_bytes(bytes(1000))
+    loader = Loader(first)
+    for most in (file.stat().st_size + 999, size + 999):
+        with (
+            pytest.raises(BitNetError, match=r"m takes .* more than --max-memory allows"),
+            running(None, sources=[loader.source("m")], max_memory=most),
+        ):
+            pass
+    with running(None, sources=[loader.source("m")], max_memory=size + 1000) as server:
+        assert server.client.get("/api/ps").json()["models"][0]["size"] == size + 1000
+        assert server.client.get("/api/tags").json()["models"][0]["size"] == file.stat().st_size + 1000
+
+
 def _is_closed(model: Model) -> bool:
     return not model._finalizer.alive
 

@@ -16,7 +16,7 @@ import pytest
 from bitnet.core import load_model
 from bitnet.core.errors import ModelFileError
 from bitnet.core.gguf import GGUFFile, TensorSource, unpack_ternary, write_gguf
-from bitnet.core.gguf.split import part_name, whole_name
+from bitnet.core.gguf.split import model_bytes, part_name, part_paths, whole_name
 from bitnet.core.hal import TernaryWeight
 from bitnet.core.model.convert import convert_model
 from bitnet.core.model.default import default_model_path
@@ -89,6 +89,14 @@ def test_it_is_the_same_model(whole: Path, parts: list[Path]) -> None:
         tokens = [one.generate(asked, max_tokens=24).tokens for one in (split_model, model)]
         assert tokens[0] == tokens[1]
         assert split_model.config.name == model.config.name
+
+
+def test_a_model_takes_the_bytes_of_all_its_parts(whole: Path, parts: list[Path]) -> None:
+    assert part_paths(parts[0]) == parts
+    assert model_bytes(parts[0]) == GGUFFile(parts[0]).size > parts[0].stat().st_size
+    assert (part_paths(parts[1]), model_bytes(parts[1])) == ([], 0)
+    assert (part_paths(whole), model_bytes(whole)) == ([whole], whole.stat().st_size)
+    assert model_bytes(whole.with_name("none.gguf")) == 0
 
 
 def test_it_is_converted_to_one_file(whole: Path, parts: list[Path], tmp_path: Path) -> None:

@@ -25,6 +25,7 @@ from bitnet.core.cli.options import (
     strict_option,
     verbose_option,
 )
+from bitnet.core.gguf.split import model_bytes
 from bitnet.core.support.foreign import label
 from bitnet.core.support.units import scaled, size
 
@@ -193,7 +194,7 @@ def _titles(model: Model) -> tuple[str, str]:
     """The model with its size, and the device."""
     device = model.device
     return (
-        f"{label(model.config.name)} ({size(model.path.stat().st_size)})",
+        f"{label(model.config.name)} ({size(model_bytes(model.path))})",
         f"{device.name}, {label(device.description)}",
     )
 

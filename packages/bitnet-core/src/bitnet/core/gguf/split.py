@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from pathlib import Path
 from typing import NamedTuple
 
 _PART = re.compile(r"(?P<begin>.*)-(?P<number>\d{5})-of-(?P<count>\d{5})(?P<end>\.gguf)?", re.IGNORECASE | re.DOTALL)
@@ -39,3 +40,16 @@ def whole_name(name: str) -> str:
     """A model's name without the numbers of a part."""
     found = part_name(name)
     return name if found is None else found.begin + found.end
+
+
+def part_paths(path: Path) -> list[Path]:
+    """The file, or all parts of a split model, which are beside the first; empty if it is a later part."""
+    name = part_name(path.name)
+    if name is None:
+        return [path]
+    return [path.with_name(name.at(number + 1)) for number in range(name.parts)] if name.number == 1 else []
+
+
+def model_bytes(path: Path) -> int:
+    """Bytes of a model's file, or of all parts of a split model; those that are missing have none."""
+    return sum(part.stat().st_size for part in part_paths(path) if part.is_file())

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from bitnet.core.errors import BitNetError
 from bitnet.core.gguf import GGUFFile
-from bitnet.core.gguf.split import part_name
+from bitnet.core.gguf.split import part_paths
 from bitnet.core.hub.choice import RemoteFile, choose
 from bitnet.core.hub.errors import HubNotInstalledError, ModelNotFoundError
 from bitnet.core.hub.names import HubName
@@ -52,21 +52,13 @@ def models() -> list[CachedModel]:
     for repo in repos():
         snapshots, seen = model_folder(repo) / "snapshots", set()
         for path in sorted(snapshots.glob("*/**/*.gguf")):
-            parts = _parts(path)
+            parts = part_paths(path)
             if parts and parts[0].is_file() and (blob := path.resolve()) not in seen:
                 seen.add(blob)
                 file = path.relative_to(snapshots).as_posix().partition("/")[2]
                 size = sum(part.stat().st_size for part in parts if part.is_file())
                 found.append(CachedModel(repo, file, size, path, _family(path)))
     return found
-
-
-def _parts(path: Path) -> list[Path]:
-    """The file, or all parts of a split model; empty if it is not the first part."""
-    name = part_name(path.name)
-    if name is None:
-        return [path]
-    return [path.with_name(name.at(i + 1)) for i in range(name.parts)] if name.number == 1 else []
 
 
 def _family(path: Path) -> str | None:

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from bitnet.core import __version__
+from bitnet.core.gguf.split import model_bytes
 from bitnet.core.hal import DeviceType
 from bitnet.server.models.facts import ModelFacts, digest_of, facts_of, parameter_size
 from bitnet.server.models.pooled import PooledModel
@@ -43,7 +44,7 @@ async def _entry(state: State, one: PooledModel, name: str) -> dict[str, Any]:
         "name": name,
         "model": name,
         "modified_at": _modified(path),
-        "size": path.stat().st_size if path.exists() else 0,
+        "size": model_bytes(path),
         "digest": digest or "",
         "details": _details(facts),
     }

@@ -8,6 +8,7 @@ from math import prod
 from pathlib import Path
 
 from bitnet.core.errors import BitNetError
+from bitnet.core.gguf.split import part_paths
 from bitnet.core.model.file import open_model
 
 _SCALES = ((10**9, "B", 1), (10**6, "M", 2), (10**3, "K", 0))
@@ -54,8 +55,8 @@ def digest_of(path: Path) -> str | None:
 
 
 def _state(path: Path) -> tuple[int, ...]:
-    stat = path.stat()
-    return stat.st_size, stat.st_mtime_ns, stat.st_ino
+    found = [part.stat() for part in part_paths(path)]
+    return tuple(value for stat in found for value in (stat.st_size, stat.st_mtime_ns, stat.st_ino))
 
 
 @lru_cache(maxsize=256)

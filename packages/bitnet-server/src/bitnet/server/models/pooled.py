@@ -6,6 +6,7 @@ import asyncio
 import time
 from concurrent.futures import ThreadPoolExecutor
 
+from bitnet.core.gguf.split import model_bytes, part_paths
 from bitnet.server.models.service import Service, Source
 
 
@@ -15,7 +16,7 @@ class PooledModel:
     Attributes:
         service: The loaded model, or None.
         failure: Why it cannot answer until it is reloaded.
-        size: Bytes of memory that it needs; before the first load, the size of its file.
+        size: Bytes of memory that it needs; before the first load, the size of its file or files.
         used: Time of the last request for it, on :func:`time.monotonic`'s clock.
         waiting: Number of requests that are about to use it, or wait for it to load.
         loading: The task that loads it for all of them.
@@ -27,7 +28,7 @@ class PooledModel:
         self.source = source
         self.service: Service | None = None
         self.failure: str | None = None
-        self.size = source.path.stat().st_size if source.path.exists() else 0
+        self.size = model_bytes(source.path)
         self.used = 0.0
         self.waiting = 0
         self.loading: asyncio.Task[None] | None = None
@@ -40,9 +41,10 @@ class PooledModel:
         return self.service is not None
 
     def written(self) -> tuple[float, int] | None:
-        """When the file was last written to, in seconds since 1970, and its bytes; None: there is none."""
+        """When the file, or a part of it, was last written to, in seconds since 1970, and its bytes; None: a part is
+        missing."""
         try:
-            info = self.source.path.stat()
+            found = [part.stat() for part in part_paths(self.source.path)]
         except OSError:
             return None
-        return info.st_mtime, info.st_size
+        return max(info.st_mtime for info in found), sum(info.st_size for info in found)

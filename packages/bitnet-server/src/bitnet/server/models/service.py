@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from bitnet.core import Model, __version__
+from bitnet.core.gguf.split import model_bytes
 from bitnet.server.chat.prompt import PLAIN, ChatPrompt
 from bitnet.server.chat.tools import Tools, as_template_reads
 from bitnet.server.models.backend import Backend, InProcess, ServedModel
@@ -65,7 +66,7 @@ class Service:
         self.users = 0
         self.proved, self.retired = True, False
         model = self.model
-        self.size = (model.path.stat().st_size if model.path.exists() else 0) + model.cache_bytes
+        self.size = model_bytes(model.path) + model.cache_bytes
 
     @property
     def model(self) -> ServedModel:
