@@ -288,7 +288,7 @@ def test_more_rows_than_a_grid_has_groups(info: DeviceInfo, monkeypatch: Patch, 
 @pytest.mark.parametrize("count", [2, 9])
 def test_groups_of_columns_without(info: DeviceInfo, monkeypatch: Patch, what: str, count: int) -> None:
     """Weights, and tables, with a scale for each group: bound in parts too, and grids of two dimensions."""
-    monkeypatch.setattr(windows, "MOST_GROUPS", 3)
+    monkeypatch.setattr(windows, "MAX_GROUPS", 3)
     seed = int(np.random.SeedSequence().generate_state(1)[0])
     print(f"seed {seed}")
     rng = np.random.default_rng(seed)

@@ -17,7 +17,7 @@ from bitnet.vulkan.backend import BACKEND
 from bitnet.vulkan.device import VulkanDriver
 from bitnet.vulkan.driver import Instance
 from bitnet.vulkan.hardware import Hardware, inspect
-from bitnet.vulkan.layers import GROUP, LEAST_LANES
+from bitnet.vulkan.layers import GROUP, MIN_LANES
 from bitnet.vulkan.ops import VulkanOps
 
 Twins: TypeAlias = list[GpuDevice]
@@ -26,7 +26,7 @@ LIMITS = Limits(max_tokens=32, max_seqs=2, max_rows=2, max_blocks=40)
 
 def able(hardware: Hardware) -> bool:
     """Whether a work-group of the kernel runs there, be it alone."""
-    return bool(hardware.macros["DOT"]) and hardware.group >= GROUP and hardware.subgroup >= LEAST_LANES
+    return bool(hardware.macros["DOT"]) and hardware.group >= GROUP and hardware.subgroup >= MIN_LANES
 
 
 @pytest.fixture

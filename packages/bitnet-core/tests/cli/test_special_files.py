@@ -65,7 +65,7 @@ def test_reading_ends(
 def test_a_device_without_end_is_too_large(
     bitnet: Bitnet, signed: dict[str, Any], monkeypatch: pytest.MonkeyPatch, command: tuple[str, ...]
 ) -> None:
-    monkeypatch.setattr("bitnet.core.cli.console.MOST_TEXT", 1 << 16)
+    monkeypatch.setattr("bitnet.core.cli.console.MAX_TEXT", 1 << 16)
     ran = bitnet(*(part.replace("FILE", "/dev/zero") for part in command))
     said = "Ed25519" if "--key" in command else "has more than"
     assert (ran.status in (2, 6), said in ran.err) == (True, True), ran

@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 from metal_compile import KERNEL, POSITIONS, Kernel, kernels, without_comments
 
-MOST_BUFFERS = 31
+MAX_BUFFERS = 31
 SPACES = {"device", "constant", "threadgroup", "thread"}
 BUILTIN = r"(?:u?char|u?short|u?int|ulong|long|half|float|bool|size_t|void|atomic_u?int|WEIGHT|KV)[234]?"
 WORD = r"(?<![\w.])(?:{})\b"
@@ -185,7 +185,7 @@ def _kernel(kernel: Kernel) -> Iterator[str]:
             yield f"{kernel.name}: index: {p.name} is uint or ushort, not {p.type}"
     if sorted(numbers) != list(range(len(numbers))):
         yield f"{kernel.name}: buffer: the numbers of its buffers are {numbers}, not 0, 1, 2 …"
-    if len(numbers) > MOST_BUFFERS:
-        yield f"{kernel.name}: buffer: it has {len(numbers)}; {MOST_BUFFERS} is the limit"
+    if len(numbers) > MAX_BUFFERS:
+        yield f"{kernel.name}: buffer: it has {len(numbers)}; {MAX_BUFFERS} is the limit"
     if len(kinds) > 1 or kinds - {"uint", "uint2", "uint3", "ushort", "ushort2", "ushort3"}:
         yield f"{kernel.name}: position: all positions have the same type of uint or ushort, not {sorted(kinds)}"

@@ -65,7 +65,7 @@ POSITIONS = {
     "simdgroups_per_threadgroup": "w->simdgroups",
 }
 """What a kernel's argument with each attribute gets."""
-MOST_THREADS = 1024
+MAX_THREADS = 1024
 RUNTIME = ("shim.h", "fibre.h", "table.h", "shim.cpp")
 
 
@@ -172,7 +172,7 @@ def table(source: str) -> str:
             f"static const uint64_t shim_least_{kernel.name}[] = {{ {', '.join([*least, '0'])} }};\n"
         )
         rows.append(
-            f'{{ "{kernel.name}", shim_run_{kernel.name}, {kernel.most or MOST_THREADS}, {count}, '
+            f'{{ "{kernel.name}", shim_run_{kernel.name}, {kernel.most or MAX_THREADS}, {count}, '
             f"shim_least_{kernel.name} }},"
         )
     end = '{ "", 0, 0, 0, 0 }'

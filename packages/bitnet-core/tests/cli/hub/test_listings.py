@@ -160,11 +160,11 @@ def test_what_cannot_be_unpacked(hub: Hub, headers: dict[str, str], body: bytes,
 
 
 def test_a_large_listing_and_a_slow_one(hub: Hub, monkeypatch: pytest.MonkeyPatch) -> None:
-    hub.answers[PAGE] = (200, b" " * (remote.MOST_LISTING + 1), {})
+    hub.answers[PAGE] = (200, b" " * (remote.MAX_LISTING + 1), {})
     with pytest.raises(HubUnreachableError, match="has more than 8"):
         locate(parse(NAME))
     hub.answers[PAGE] = (200, listing(GOOD), {})
-    monkeypatch.setattr(transport, "MOST_SECONDS", -1.0)
+    monkeypatch.setattr(transport, "MAX_SECONDS", -1.0)
     with pytest.raises(HubUnreachableError, match="took more than"):
         locate(parse(NAME))
 

@@ -19,7 +19,7 @@ WIDTH = 256
 """Columns come in multiples of this."""
 COLUMN_GROUP, ROW_GROUP, CHOOSE_GROUP = 1024, 256, 256
 """Threads of a block of head_columns, of head_rows, head_floor and head_pack, and of head_choose."""
-MOST_EACH = 16
+MAX_EACH = 16
 """Maximum rows of the head per thread of head_choose, whose list is in shared memory."""
 SCORE_WARPS = 16
 """Warps of head_score on a multiprocessor."""
@@ -110,7 +110,7 @@ class HeadOps:
         score_blocks, choose_blocks = (2, 1) if few else (1, 2)  # on a multiprocessor
         warps = SCORE_WARPS // score_blocks
         eights = ceil_div(bucket.rows, 8)
-        each = min(ceil_div(rows * eights, CHOOSE_GROUP * choose_blocks * self._multiprocessors), MOST_EACH)
+        each = min(ceil_div(rows * eights, CHOOSE_GROUP * choose_blocks * self._multiprocessors), MAX_EACH)
         stage = cols if self._large else min(cols, STAGE)
         return [
             launch("head_rows", (bucket.rows, 1), ROW_GROUP, x, NORM=int(norm is not None), **bits),

@@ -37,7 +37,7 @@ from bitnet.cuda.weights import ternary
 
 ENTRY = r"^extern \"C\" __global__ void (?:IN_CLUSTER )?(?:__launch_bounds__\([^\n]*\)\s*)?(\w+)\("
 SOURCES = KernelSources("bitnet.cuda", "cuda", ending=".cu", common="common.cuh", entry=ENTRY)
-SAMPLE_GROUP, MOST_HELD = 1024, 5
+SAMPLE_GROUP, MAX_HELD = 1024, 5
 """Threads of a block of sample, and vectors of four logits that one can keep in registers."""
 
 
@@ -104,7 +104,7 @@ class CudaOps:
         """Vectors of four logits that each thread of ``sample`` keeps; 0 where it cannot have all of its own."""
         vocabulary = ctx.shape(op.logits)[1]
         held = ceil_div(vocabulary, 4 * SAMPLE_GROUP * self._sample_cluster)
-        return held if vocabulary % 4 == 0 and held <= MOST_HELD else 0
+        return held if vocabulary % 4 == 0 and held <= MAX_HELD else 0
 
     def _tells(self, ctx: Context, bucket: Bucket) -> bool:
         """Whether ``sample`` tells log-probabilities, too: not of adjusted logits, nor where some steps have those."""

@@ -26,7 +26,7 @@ Those with more tokens use a tiled product."""
 GEMV_ROWS = 4
 LANES, TILE_M, TILE_N, TILE_GROUP = 32, 32, 64, 256
 """Sizes of the tiled product, as in its source."""
-SHARED, LEAST_SHARED = {(8, 0): 154, (8, 7): 154, (9, 0): 200, (10, 0): 200, (10, 3): 200}, 90
+SHARED, MIN_SHARED = {(8, 0): 154, (8, 7): 154, (9, 0): 200, (10, 0): 200, (10, 3): 200}, 90
 """KiB of shared memory that a launch may ask for, by compute capability, and on every other: what a block can have,
 less the 9 that ternary_decode declares at most."""
 MAX_STEPS = 96
@@ -43,7 +43,7 @@ HEAD_ROWS, HEAD_PITCH = (128, 256), (288, 160)
 """Weight rows of a block of dense_mma, and bytes of a half row of x in its shared memory; for 8 rows of x, and more."""
 SPLIT_GROUP = 256
 """Threads of a block of split_rows, as in its source."""
-MOST_ONE = 8192
+MAX_ONE = 8192
 """Maximum columns of x that dense_mma keeps in shared memory as a whole, where x has one row."""
 WARPS, FEW_WARPS = 8, 6
 """Wanted on each multiprocessor by a product of few tokens, and of one: enough to have all weights in flight; of one
@@ -61,7 +61,7 @@ CLUSTERS = (9, 0)
 """Compute capability from which there are thread block clusters."""
 MAX_CLUSTER = 8
 """Blocks of a cluster on every device that has clusters."""
-MOST_WARPS, ROOMY_WARPS = 16, 10
+MAX_WARPS, ROOMY_WARPS = 16, 10
 """Most warps of a block of ternary_decode; and for one token and in clusters, where small blocks find room sooner."""
 TENSOR_CORES = (8, 0)
 """Compute capability from which there is mma of 8-bit integers with 32 of K."""
@@ -138,7 +138,7 @@ class Products:
         weight, tiles = ctx.dense(op.weight), min(ceil_div(bucket.rows, 8), 8)
         rows, cols = weight.shape
         head_rows = HEAD_ROWS[tiles > 1]
-        one = bucket.rows == 1 and cols <= MOST_ONE
+        one = bucket.rows == 1 and cols <= MAX_ONE
         defines = (("COLS", cols), ("NT", tiles), ("GATED", len(gate)), ("ONE", int(one)))
         grid = (ceil_div(rows, head_rows), ceil_div(bucket.rows, 8 * tiles), 1)
         args = (ctx.step, halves, scales, weight.data, ctx.tensors[op.out], *gate, np.int32(rows))
@@ -302,23 +302,23 @@ class Products:
         tiles, steps = ceil_div(rows, TILE_ROWS), ceil_div(row_bytes, 64)
         wanted = max(1, round(self._multiprocessors * (WARPS if tokens > 1 else FEW_WARPS) / tiles))
         each = max(1, steps // min(wanted, steps))
-        split = min(ceil_div(steps, min(each, 6)), MOST_WARPS)
-        least, most = 1, MOST_WARPS if tokens > 1 else ROOMY_WARPS
+        split = min(ceil_div(steps, min(each, 6)), MAX_WARPS)
+        least, most = 1, MAX_WARPS if tokens > 1 else ROOMY_WARPS
         if tokens > 2:  # then each block's copy of x costs more than a warp's share of K
             least, split = 2, min(split, max(5, ceil_div(steps, 6)))
-        return max(min(least, MOST_WARPS // split), min(round(tiles / self._multiprocessors), most // split), 1), split
+        return max(min(least, MAX_WARPS // split), min(round(tiles / self._multiprocessors), most // split), 1), split
 
     def _group_shape(self, rows: int, row_bytes: int) -> tuple[int, int]:
         """As :meth:`_shape`, for blocks that take tile after tile: 16 warps where there are few tiles, else 8."""
         steps = ceil_div(row_bytes, 64)
         few = ceil_div(rows, TILE_ROWS) <= 2 * self._multiprocessors
-        split = min(max(ceil_div(steps, 2 if few else 4), ceil_div(steps, 6)), MOST_WARPS)
-        return max((MOST_WARPS if few else WARPS) // split, 1), split
+        split = min(max(ceil_div(steps, 2 if few else 4), ceil_div(steps, 6)), MAX_WARPS)
+        return max((MAX_WARPS if few else WARPS) // split, 1), split
 
 
 def shared_bytes(capability: tuple[int, int]) -> int:
     """Maximum bytes of shared memory that a launch may request."""
-    return 1024 * SHARED.get(capability, LEAST_SHARED)
+    return 1024 * SHARED.get(capability, MIN_SHARED)
 
 
 def _decode_shared(w: TernaryBuffer, tokens: int, tiles: int) -> int:

@@ -16,7 +16,7 @@ CHUNK = 512
 """Columns of K that a warp of table_mma takes at a time."""
 TILE_ROWS = 32
 """Rows of the table that a warp of table_mma takes at a time."""
-LEAST_WARPS, MOST_WARPS, STAGED_WARPS = 8, 12, 8
+MIN_WARPS, MAX_WARPS, STAGED_WARPS = 8, 12, 8
 """Minimum and maximum warps of a block of table_mma that has all of x in shared memory, and warps of one that has a
 CHUNK of x at a time (a staged block). A multiprocessor has one block. With more warps, threads have too few registers.
 """
@@ -73,9 +73,9 @@ def _x_bytes(cols: int, tokens: int, staged: bool) -> int:
 
 def _warps(tiles: int, multiprocessors: int) -> int:
     """Warps per block that leave the fewest warps idle in the last round of tiles."""
-    few = max(1, min(MOST_WARPS, ceil_div(tiles, multiprocessors)))
+    few = max(1, min(MAX_WARPS, ceil_div(tiles, multiprocessors)))
 
     def idle(warps: int) -> int:
         return -tiles % (warps * multiprocessors)
 
-    return min(range(min(LEAST_WARPS, few), few + 1), key=lambda warps: (idle(warps), -warps))
+    return min(range(min(MIN_WARPS, few), few + 1), key=lambda warps: (idle(warps), -warps))

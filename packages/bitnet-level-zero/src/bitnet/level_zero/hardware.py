@@ -31,7 +31,7 @@ GPU, CPU = 1, 2
 INTEGRATED = 1
 FP16, DP4A = 1, 8
 """Flags of ``ze_device_module_flags_t``."""
-LEAST_GROUP = 256
+MIN_GROUP = 256
 """Work-group size that every Intel GPU supports, for drivers that do not report it."""
 READ_WRITE = 1
 """Flag of ``ze_memory_access_cap_flags_t``."""
@@ -85,7 +85,7 @@ class Hardware:
         p = self.properties
         return Abilities(  # whether bytes are multiplied by the integer dot product, the compiler finds out
             compute_units=max(1, p.eus_per_subslice * p.subslices_per_slice * p.slices),
-            group=self.compute.group or LEAST_GROUP,
+            group=self.compute.group or MIN_GROUP,
             local_bytes=self.compute.local_bytes,
             gpu=p.kind == GPU,
             subgroups=True,

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from bitnet.metal.device import MetalDriver
     from bitnet.metal.objc import Objc
 
-LEAST = (12, 0)
+MIN_MACOS = (12, 0)
 """Minimum macOS version whose Metal supports the kernels' language, MSL 2.4."""
 APPLE_7 = 1007
 """MTLGPUFamilyApple7: M1 and newer."""
@@ -38,7 +38,7 @@ PARAVIRTUAL = "paravirtual"
 """Part of the device's name in Apple's virtual machines."""
 GPU_CORES = 16
 """Assumed number of cores for splitting work, as Metal does not report it."""
-MOST_THREADS = 1024
+MAX_THREADS = 1024
 """Maximum threads of a threadgroup on every Apple GPU."""
 USE_CPU = "Use the CPU: --device cpu."
 
@@ -126,7 +126,7 @@ def _with(vendor: Vendor, info: DeviceInfo, objc: Objc, own: int) -> tuple[GpuDe
 
     driver = MetalDriver(objc, objc.send(own, "retain"), info)
     local = int(objc.send(own, "maxThreadgroupMemoryLength"))
-    abilities = Abilities(compute_units=GPU_CORES, group=MOST_THREADS, local_bytes=local, f16=True)
+    abilities = Abilities(compute_units=GPU_CORES, group=MAX_THREADS, local_bytes=local, f16=True)
     device = open_device(info, driver, abilities, self_check=True, vendor=vendor)
     try:
         if vendor.trial:
@@ -152,9 +152,9 @@ def _look() -> tuple[ProbeResult, Objc | None, list[int]]:
     objc = runtime.Objc(libraries)
     with objc.pool():
         system = _system(objc)
-        versions = {"macos": _text(system.version), "build": system.build, "macos-needed": _text(LEAST)}
-        if system.version < LEAST:
-            reason = f"This is macOS {_text(system.version)}; the kernels need {_text(LEAST)} or newer."
+        versions = {"macos": _text(system.version), "build": system.build, "macos-needed": _text(MIN_MACOS)}
+        if system.version < MIN_MACOS:
+            reason = f"This is macOS {_text(system.version)}; the kernels need {_text(MIN_MACOS)} or newer."
             hint = "Update macOS."
             result = ProbeResult(ProbeStatus.DRIVER_TOO_OLD, reason=reason, hint=hint, tried=tried, versions=versions)
             return result, None, []

@@ -34,7 +34,7 @@ ALIGNMENT = 256
 """Bytes that a scalar's place in its buffer is a multiple of, on every Mac."""
 VECTOR = 16
 """Bytes that kernels read at a time: buffers begin and end at multiples of them."""
-LEAST_ADOPTED = 1 << 14
+MIN_ADOPTED = 1 << 14
 """Bytes of the smallest array whose own memory is used: a buffer of whole pages saves nothing for less."""
 COMPLETED = 4
 """MTLCommandBufferStatusCompleted."""
@@ -120,7 +120,7 @@ class MetalDriver:
     def adopt(self, array: npt.NDArray[Any]) -> MetalBuffer | None:
         """The array's own memory, in a buffer of the pages that it lies in: of arrays that are mapped from a file."""
         address, page = array.ctypes.data, mmap.PAGESIZE
-        if array.nbytes < LEAST_ADOPTED or address % VECTOR or not is_mapped(array):
+        if array.nbytes < MIN_ADOPTED or address % VECTOR or not is_mapped(array):
             return None
         first = address // page * page
         size = -(-(address + array.nbytes) // page) * page - first

@@ -12,7 +12,7 @@ import numpy as np
 
 from bitnet.core.gpu import Arg, Bucket, Buffer, Context, Dispatch, KernelSpec, Launch
 from bitnet.core.gpu.clc.abilities import Abilities
-from bitnet.core.gpu.clc.products import MOST_GROUP
+from bitnet.core.gpu.clc.products import MAX_GROUP
 from bitnet.core.gpu.drivers.windows import Window
 from bitnet.core.gpu.groups import Choice, NormChoice
 from bitnet.core.gpu.ops import ceil_div, power_of_two
@@ -37,7 +37,7 @@ class HeadOps:
     """The launches for a device whose threadgroups have ``group`` threads."""
 
     def __init__(self, abilities: Abilities) -> None:
-        self._group = power_of_two(min(abilities.group, MOST_GROUP))
+        self._group = power_of_two(min(abilities.group, MAX_GROUP))
 
     def table(self) -> Dispatch:
         """The groups this class knows."""

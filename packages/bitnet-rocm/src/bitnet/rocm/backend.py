@@ -111,13 +111,13 @@ class RocmBackend:
 
 def _look() -> tuple[ProbeResult, Runtime | None, list[Found]]:
     """Probe this machine: the result, the opened libraries, and the usable devices."""
-    from bitnet.rocm.hip import LEAST, Hip
+    from bitnet.rocm.hip import MIN_HIP, Hip
     from bitnet.rocm.libraries import open_hip
 
     library = open_hip()
     if library.handle is None:
         return _not_open(library), None, []
-    tried, versions = dict(library.tried), {"hip-needed": _text(LEAST)}
+    tried, versions = dict(library.tried), {"hip-needed": _text(MIN_HIP)}
 
     def failed(status: ProbeStatus, reason: str, hint: str) -> tuple[ProbeResult, None, list[Found]]:
         return ProbeResult(status, reason=reason, hint=hint, tried=tried, versions=versions), None, []
@@ -125,7 +125,7 @@ def _look() -> tuple[ProbeResult, Runtime | None, list[Found]]:
     try:
         hip = Hip(library.handle)
     except AttributeError as error:
-        reason = f"{library.name} is older than HIP {_text(LEAST)}: it lacks a call ({error})."
+        reason = f"{library.name} is older than HIP {_text(MIN_HIP)}: it lacks a call ({error})."
         return failed(ProbeStatus.DRIVER_TOO_OLD, reason, UPDATE)
     problem = hip.status("hipInit", 0)
     try:
@@ -133,8 +133,8 @@ def _look() -> tuple[ProbeResult, Runtime | None, list[Found]]:
     except DeviceError as error:
         return _no_device(problem or error.message, tried, versions), None, []
     versions["hip"] = _text(version)
-    if version[:2] < LEAST:
-        reason = f"HIP {_text(version)} is installed; the kernels need {_text(LEAST)} or newer."
+    if version[:2] < MIN_HIP:
+        reason = f"HIP {_text(version)} is installed; the kernels need {_text(MIN_HIP)} or newer."
         return failed(ProbeStatus.DRIVER_TOO_OLD, reason, UPDATE)
     try:
         count = 0 if problem else hip.count()

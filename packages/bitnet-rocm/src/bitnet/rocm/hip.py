@@ -10,7 +10,7 @@ from typing import Any
 from bitnet.core.errors import DeviceError
 from bitnet.core.gpu.drivers import failures
 
-LEAST = (6, 0)
+MIN_HIP = (6, 0)
 """Minimum version of the runtime; from it on, device properties have the layout below."""
 NON_BLOCKING_STREAM = 1
 UNTIMED_EVENT = 2

@@ -9,7 +9,7 @@ from typing import Any
 from uuid import UUID
 
 from bitnet.core.gpu import Buffer
-from bitnet.core.gpu.drivers.windows import MOST_GROUPS, row_windows
+from bitnet.core.gpu.drivers.windows import MAX_GROUPS, row_windows
 from bitnet.core.hal import KERNEL_FEATURES, PREPARES, DeviceInfo, DeviceType
 from bitnet.vulkan.driver import VERSION_1_1, VERSION_1_2, VERSION_1_3, Functions, Instance, api, make, text
 
@@ -114,7 +114,7 @@ class Hardware:
         Args:
             group_rows: Rows that a work-group does, where the grid counts rows.
         """
-        most_rows = group_rows * MOST_GROUPS if group_rows else None
+        most_rows = group_rows * MAX_GROUPS if group_rows else None
         largest, alignment = self.largest_binding // 16 * 16, max(self.alignment, 16)
         return row_windows(data, rows, data.nbytes // rows, largest=largest, alignment=alignment, most_rows=most_rows)
 

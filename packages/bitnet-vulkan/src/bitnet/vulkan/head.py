@@ -11,7 +11,7 @@ from dataclasses import replace
 import numpy as np
 
 from bitnet.core.gpu import Arg, Bucket, Buffer, Context, DenseBuffer, Launch, launch
-from bitnet.core.gpu.drivers.windows import MOST_GROUPS
+from bitnet.core.gpu.drivers.windows import MAX_GROUPS
 from bitnet.core.gpu.groups import Choice, NormChoice
 from bitnet.core.gpu.ops import ceil_div, next_power_of_two
 from bitnet.core.gpu.ops.head import COMPACT_ROWS, choice, compact_shape, unnormed
@@ -81,7 +81,7 @@ class HeadOps:
             cols <= CHUNK * self._group
             and rows * cols * 2 <= hardware.largest_binding
             and max(shared) <= hardware.shared
-            and rows <= MOST_GROUPS * 4 * self._group // self._score_lanes
+            and rows <= MAX_GROUPS * 4 * self._group // self._score_lanes
         )
 
     def tokens(self, ctx: Context, head: Choice | NormChoice, bucket: Bucket) -> list[Launch] | None:
@@ -129,7 +129,7 @@ class HeadOps:
         def fill(packed: Buffer) -> list[Launch]:
             n, size = np.int32(rows), {"COLS": cols}
             group = max(next_power_of_two(cols // CHUNK), self._hardware.subgroup)
-            grid = min(rows, MOST_GROUPS), ceil_div(rows, MOST_GROUPS), 1
+            grid = min(rows, MAX_GROUPS), ceil_div(rows, MAX_GROUPS), 1
             columns = launch(
                 "head_pack", (cols // CHUNK, 1, 1), self._group, (weight.data, packed, n), size, entry="head_columns"
             )

@@ -13,11 +13,11 @@ from bitnet.core.gpu.ops import ceil_div, kv_defines, next_power_of_two, positio
 from bitnet.core.gpu.ops.products import glu_products
 from bitnet.vulkan.hardware import Hardware
 
-GROUP, LEAST_LANES, MOST_LANES, HELD = 256, 8, 32, 8
+GROUP, MIN_LANES, MAX_LANES, HELD = 256, 8, 32, 8
 """Invocations of a work-group; those that share a row of codes; 16 bytes that one holds of a row, of codes or not."""
-LEAST_CHUNK = 64
+MIN_CHUNK = 64
 """Positions that a work-group looks at together."""
-MOST_PARTS = 16
+MAX_PARTS = 16
 """Parts of a sequence's positions, at most: every work-group puts together what they found."""
 BUFFERS = 22
 """That the kernel binds."""
@@ -27,13 +27,13 @@ def one_launch(hardware: Hardware, ctx: Context, layer: Layer, bucket: Bucket) -
     """The single launch of a layer; None if it does not fit one launch, or the device has no ``processors``."""
     groups = hardware.processors
     able = groups and hardware.macros["DOT"] and hardware.group >= GROUP and hardware.buffers >= BUFFERS
-    able = able and hardware.subgroup >= LEAST_LANES and bucket.tokens == 1 and ctx.cache.dtype != "i8"
+    able = able and hardware.subgroup >= MIN_LANES and bucket.tokens == 1 and ctx.cache.dtype != "i8"
     sizes = _sizes(hardware, ctx, layer) if able else None
     if sizes is None:
         return None
     rope, op, up, x = layer.rope, layer.attention, layer.glu, ctx.tensors[layer.qkv_norm.x]
     chunk = sizes["CHUNK"]
-    part = chunk * ceil_div(bucket.context, chunk * MOST_PARTS)
+    part = chunk * ceil_div(bucket.context, chunk * MAX_PARTS)
     most = ceil_div(bucket.context, part)
     defines = sizes | {"PART": part, "MOST": most, "NEOX": int(rope.style == "neox")}
     defines |= {"RELU2": int(up.activation == "relu2"), "GROUPS": groups}
@@ -56,20 +56,20 @@ def _sizes(hardware: Hardware, ctx: Context, layer: Layer) -> dict[str, int] | N
     weights = [ctx.ternary(product.weights) for _, product in layer.pairs]
     width, ffn, share = weights[0].cols, weights[3].cols, op.heads // op.kv_heads
     chunks = [w.row_bytes // 16 for w in weights]
-    shared_by = [max(LEAST_LANES, next_power_of_two(ceil_div(n, HELD))) for n in (max(chunks[:3]), chunks[3])]
+    shared_by = [max(MIN_LANES, next_power_of_two(ceil_div(n, HELD))) for n in (max(chunks[:3]), chunks[3])]
     lanes, down_lanes = shared_by
     size = hardware.subgroup
     loads, space = max(op.head_dim // wide(ctx), 1), 4 * max(map(pitch, chunks))
     runs = GROUP // loads
-    chunk = max(LEAST_CHUNK, runs)
+    chunk = max(MIN_CHUNK, runs)
     if (
         op.head_dim % wide(ctx)
         or size % loads
         or chunk > HELD * runs
         or share > HELD
-        or max(lanes, down_lanes) > min(MOST_LANES, size)
+        or max(lanes, down_lanes) > min(MAX_LANES, size)
         or max(w.cols for w in weights) > 4 * HELD * GROUP
-        or 16 * space + 4 * share * op.head_dim * (GROUP // size + 1) + 12 * MOST_PARTS * op.heads + 4096
+        or 16 * space + 4 * share * op.head_dim * (GROUP // size + 1) + 12 * MAX_PARTS * op.heads + 4096
         > hardware.shared
     ):
         return None

@@ -12,7 +12,7 @@ from functools import partial
 import numpy as np
 
 from bitnet.core.gpu import Arg, Bucket, Buffer, Context, Dispatch, Launch, Lowering, launch, variants
-from bitnet.core.gpu.drivers.windows import MOST_GROUPS
+from bitnet.core.gpu.drivers.windows import MAX_GROUPS
 from bitnet.core.gpu.groups import Choice, Layer, NormChoice, RopeAttention
 from bitnet.core.gpu.ops import RowOps, attention_inputs, ceil_div, kv_defines, positions, power_of_two, rope_defines
 from bitnet.core.gpu.ops.group_products import in_parts
@@ -39,7 +39,7 @@ LONG_ROW = 64
 """Quads of codes of a row from which 16 invocations share it, not 8."""
 CHUNKS = {"f16": 64, "f32": 32, "i8": 64}
 """Positions that attention_decode looks at together, by the cache's type."""
-MOST_PARTS, ENOUGH_PARTS = 24, 512
+MAX_PARTS, ENOUGH_PARTS = 24, 512
 """Work-groups of attention_decode: most that share the positions of a token, and how many are enough in all."""
 QUERY_TILE, QUERY_GROUP = 32, 128
 """Sizes of attention_prefill: tokens of a work-group, and as many positions at a time; its invocations."""
@@ -160,7 +160,7 @@ class VulkanOps:
         """Invocations that share a row of a product of few tokens: fewer where the grid would not reach all rows."""
         lanes = 8 if w.row_bytes // 16 < LONG_ROW else 16
         lanes = min(lanes, self._hardware.subgroup or lanes)  # they add their sums up within one
-        while lanes > 1 and ceil_div(w.rows, self._gemv_group // lanes) > MOST_GROUPS:
+        while lanes > 1 and ceil_div(w.rows, self._gemv_group // lanes) > MAX_GROUPS:
             lanes //= 2
         return lanes
 
@@ -172,7 +172,7 @@ class VulkanOps:
         if dim % wide(ctx) or group > 8 or runs < 2 or chunk > 8 * runs or group * chunk > 8 * self._group:
             return None
         defines = {**kv_defines(ctx, op), "GROUP": group, "RUNS": runs, "CHUNK": chunk}
-        space = self._hardware.shared // 4 - (group * (dim + MOST_PARTS + 2) + 3 * dim + 64)
+        space = self._hardware.shared // 4 - (group * (dim + MAX_PARTS + 2) + 3 * dim + 64)
         shuffles = lanes and lanes % loads == 0 and runs * loads == self._group
         if shuffles and self._group // lanes * group * (dim + 2) <= space:
             return {**defines, "SUBGROUPS": 1}
@@ -193,7 +193,7 @@ class VulkanOps:
         if defines is None or (bucket.tokens > FEW_TOKENS and bucket.tokens != bucket.rows):
             return None
         chunk, wanted = defines["CHUNK"], ceil_div(ENOUGH_PARTS, bucket.tokens * op.kv_heads)
-        part = chunk * ceil_div(bucket.context, chunk * min(wanted, MOST_PARTS))
+        part = chunk * ceil_div(bucket.context, chunk * min(wanted, MAX_PARTS))
         most = ceil_div(bucket.context, part)
         defines |= {"PART": part, "MOST": most, **rope_defines(rope)}
         tokens = max(limits.max_rows, min(limits.max_tokens, FEW_TOKENS))

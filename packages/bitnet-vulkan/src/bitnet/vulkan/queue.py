@@ -11,8 +11,8 @@ from bitnet.vulkan.hardware import Hardware
 PATIENCE = 600.0
 """Seconds to wait for submitted work before the device counts as lost."""
 SLICES = 20
-BATCH, MOST = 8, 64
-"""Command buffers that wait for one another to be submitted together, once the device has work, and at most."""
+BATCH, MAX_BATCH = 8, 64
+"""Command buffers of a submission: the usual number while the device has work, and the maximum."""
 SIMULTANEOUS_USE, RESETTABLE = 4, 2
 COMPUTE_STAGE, TRANSFER_STAGE, HOST_STAGE = 0x800, 0x1000, 0x4000
 ACCESS = {COMPUTE_STAGE: 0x60, TRANSFER_STAGE: 0x1800, HOST_STAGE: 0x6000}
@@ -40,7 +40,7 @@ class Queue:
         self.busy = False
         self._lost: DeviceLostError | None = None
         # What a submission and a wait are told, made once: both are in the loop of every token.
-        self._commands, self._value = ffi.new("VkCommandBuffer[]", MOST), ffi.new("uint64_t[]", [0])
+        self._commands, self._value = ffi.new("VkCommandBuffer[]", MAX_BATCH), ffi.new("uint64_t[]", [0])
         self._semaphore = self._fence = ffi.NULL
         fields: dict[str, Any] = {"pCommandBuffers": self._commands}
         if "timelineSemaphore" in hardware.features:
@@ -84,7 +84,7 @@ class Queue:
             DeviceLostError: The device is lost.
         """
         while self._pending:
-            now = self._pending[:MOST]
+            now = self._pending[:MAX_BATCH]
             self._commands[0 : len(now)] = now
             self._info.commandBufferCount, self._value[0] = len(now), self._value[0] + 1
             try:

@@ -12,7 +12,7 @@ from dataclasses import replace
 import numpy as np
 
 from bitnet.core.gpu import Arg, Bucket, Buffer, Context, Dispatch, Launch, Lowering, launch, variants
-from bitnet.core.gpu.drivers.windows import MOST_GROUPS, in_two, row_windows
+from bitnet.core.gpu.drivers.windows import MAX_GROUPS, in_two, row_windows
 from bitnet.core.gpu.groups import NormHead, RopeAttention, RopeAttentionProduct
 from bitnet.core.gpu.ops import RowOps, attention_inputs, ceil_div, kv_defines, positions, power_of_two, rope_defines
 from bitnet.core.gpu.ops.group_products import in_parts
@@ -195,7 +195,7 @@ class WebGPUOps:
         w = ctx.ternary(op.weights)
         groups = ceil_div(w.rows, DECODE_GROUP // _lanes(w.row_bytes))
         fits = 4 * (w.row_bytes + factors) + DECODE_SHARED <= self._shared and w.codes.nbytes <= self._binding
-        return fits and groups < MOST_GROUPS
+        return fits and groups < MAX_GROUPS
 
     def _decode(
         self,

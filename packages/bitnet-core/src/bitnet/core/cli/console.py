@@ -21,7 +21,7 @@ from bitnet.core.errors import InvalidInputError
 from bitnet.core.support.files import read_bytes
 from bitnet.core.support.foreign import label, printable, without_controls
 
-MOST_TEXT = 1 << 28
+MAX_TEXT = 1 << 28
 """Maximum bytes of a prompt's or a text's file; nothing reads so many tokens."""
 NARROW = 50
 """A terminal with fewer columns has no room for tables and bars."""
@@ -38,9 +38,9 @@ def read_text(source: Path | None, *, hint: str = "Check the path.") -> str:
     """
     where = "standard input" if source is None else source
     try:
-        data = sys.stdin.buffer.read(MOST_TEXT + 1) if source is None else read_bytes(source, MOST_TEXT)
-        if len(data) > MOST_TEXT:
-            raise InvalidInputError(f"{where} has more than {MOST_TEXT} bytes.")
+        data = sys.stdin.buffer.read(MAX_TEXT + 1) if source is None else read_bytes(source, MAX_TEXT)
+        if len(data) > MAX_TEXT:
+            raise InvalidInputError(f"{where} has more than {MAX_TEXT} bytes.")
         return data.decode("utf-8-sig")  # Windows begins files with a byte order mark
     except UnicodeDecodeError as error:
         raise InvalidInputError(f"{where} is not UTF-8 (at byte {error.start}).") from None

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from bitnet.core.support.cache import cache_folder
 
-MOST_LINES = 1000
+MAX_LINES = 1000
 
 
 def history_path() -> Path:
@@ -45,7 +45,7 @@ def add_to_history(lines: list[str]) -> None:
     """
     if not lines:
         return
-    kept = [*read_history(), *lines][-MOST_LINES:]
+    kept = [*read_history(), *lines][-MAX_LINES:]
     history_path().parent.mkdir(parents=True, exist_ok=True, mode=0o700)
     with os.fdopen(_open(os.O_WRONLY | os.O_CREAT), "w", encoding="utf-8", errors="replace", newline="\n") as file:
         file.write("".join(line.replace("\n", "\r") + "\n" for line in kept))

@@ -20,8 +20,8 @@ if TYPE_CHECKING:
     from bitnet.core.model.config import ModelConfig
     from bitnet.core.model.inspect import TensorReport
 
-MOST_WARNINGS = 5
-MOST_ELEMENTS = 16
+MAX_WARNINGS = 5
+MAX_ELEMENTS = 16
 """Maximum number of array elements shown; of a longer array, only the first few and the count are shown."""
 
 
@@ -61,10 +61,10 @@ def inspect(file: Path | str | None, i2s_layout: str, as_json: bool) -> None:
     else:
         say(*_lines(gguf, config, reports))
         warnings = [f"{label(report.info.name)}: {warning}" for report in reports for warning in report.warnings]
-        for warning in warnings[:MOST_WARNINGS]:
+        for warning in warnings[:MAX_WARNINGS]:
             note(f"bitnet: warning: {warning}")
-        if len(warnings) > MOST_WARNINGS:
-            note(f"bitnet: warning: {len(warnings) - MOST_WARNINGS} more of these; --json has them all.")
+        if len(warnings) > MAX_WARNINGS:
+            note(f"bitnet: warning: {len(warnings) - MAX_WARNINGS} more of these; --json has them all.")
     if unfit is not None:
         raise unfit
 
@@ -103,7 +103,7 @@ def _plain(value: Any) -> Any:
     values = _python(value)
     if not isinstance(values, list):
         return values
-    if len(values) > MOST_ELEMENTS:
+    if len(values) > MAX_ELEMENTS:
         return {"count": len(values), "first": [_plain(v) for v in values[:3]]}
     return [_plain(v) for v in values]
 

@@ -10,7 +10,7 @@ from click.formatting import wrap_text
 
 from bitnet.core.cli.console import NARROW
 
-LEAST = 20
+MIN_COLUMNS = 20
 """Smallest width of the layout, in columns."""
 
 
@@ -20,7 +20,7 @@ class Help(click.HelpFormatter):
     def __init__(self, indent_increment: int = 2, width: int | None = None, max_width: int | None = None) -> None:
         columns = shutil.get_terminal_size().columns
         self.narrow = width is None and columns < NARROW
-        super().__init__(indent_increment, max(columns, LEAST) if self.narrow else width, max_width)
+        super().__init__(indent_increment, max(columns, MIN_COLUMNS) if self.narrow else width, max_width)
 
     def write_dl(self, rows: Iterable[tuple[str, str]], col_max: int = 30, col_spacing: int = 2) -> None:
         if not self.narrow:

@@ -28,7 +28,7 @@ from bitnet.core.hal import (
     GREEDY,
     LOGPROBS,
     LOOK_AHEAD,
-    MOST_LOGPROBS,
+    MAX_LOGPROBS,
     NO_TOKEN,
     PENALTIES,
     Executable,
@@ -132,7 +132,7 @@ class Engine(Preparer):
         self._looks_ahead = LOOK_AHEAD in features
         self.interrupted: Callable[[], bool] = never
         """Called between rounds: whether there is work other than the next tokens of the running sequences."""
-        self._logprobs_told = MOST_LOGPROBS if LOGPROBS in features else -1
+        self._logprobs_told = MAX_LOGPROBS if LOGPROBS in features else -1
         self._slots = Slots(executable, limits.slots, vocab_size) if PENALTIES in features else None
         self._siblings: dict[TokenSequence, tuple[TokenSequence, ...]] = {}
         self._token_seconds = BURST_SECONDS

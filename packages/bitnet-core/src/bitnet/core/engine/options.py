@@ -13,7 +13,7 @@ from bitnet.core.errors import InvalidInputError, brief
 from bitnet.core.hal import SamplingParams
 from bitnet.core.hal.step import EXTREME
 
-MAX_LOGPROBS = 1000
+MAX_REQUESTED_LOGPROBS = 1000
 
 _INTEGERS = ("min_tokens", "top_k")
 _INTEGERS_OR_NONE = ("max_tokens", "seed", "logprobs", "prompt_logprobs")
@@ -100,7 +100,7 @@ class GenerationOptions:
             ("logit_bias", all(abs(b) <= EXTREME or b == -float("inf") for b in biases), "-inf, or in -1e30 … 1e30"),
             ("seed", self.seed is None or 0 <= self.seed < 2**64, "an unsigned 64-bit integer, or None"),
             *(
-                (name, count is None or 0 <= count <= MAX_LOGPROBS, f"in 0 … {MAX_LOGPROBS}")
+                (name, count is None or 0 <= count <= MAX_REQUESTED_LOGPROBS, f"in 0 … {MAX_REQUESTED_LOGPROBS}")
                 for name, count in (("logprobs", self.logprobs), ("prompt_logprobs", self.prompt_logprobs))
             ),
         ):

@@ -104,7 +104,7 @@ class Adjustment:
 
 MAX_COUNT = 64
 """Maximum passes that one call of :meth:`~bitnet.core.hal.Executable.start` or its ``go_on`` begins."""
-MOST_LOGPROBS = 20
+MAX_LOGPROBS = 20
 """Maximum likeliest tokens whose log-probabilities a device reports."""
 
 
@@ -218,8 +218,8 @@ class Step:
         data, floats, words = self.data, self.data.view(np.float32), self.data.view(np.uint32)
         adjusted = any(seq.adjustment is not None for seq in sequences)
         told = 0 if logprobs is None else 1 + logprobs
-        if logprobs is not None and not 0 <= logprobs <= MOST_LOGPROBS:
-            raise InvalidInputError(f"logprobs is {logprobs}; it must be in 0 … {MOST_LOGPROBS}, or None.")
+        if logprobs is not None and not 0 <= logprobs <= MAX_LOGPROBS:
+            raise InvalidInputError(f"logprobs is {logprobs}; it must be in 0 … {MAX_LOGPROBS}, or None.")
         data[_HEADER] = self.tokens, self.seqs, self.rows, 0, logits, adjusted, told
         # Fields are written whole, from lists: writing one number into an array takes ten times as long as an append
         fed: list[int] = []

@@ -26,9 +26,9 @@ from bitnet.core.support.garbage import no_collection
 INSTALL = 'pip install "bitnet-core[hub]"'
 DEFAULT_HOST = "https://huggingface.co"
 BRANCH = "main"
-MOST_LISTING = 8 << 20
+MAX_LISTING = 8 << 20
 """Maximum bytes of a listing; a file takes about 300."""
-MOST_BYTES = 1 << 60
+MAX_BYTES = 1 << 60
 """Bound of a file's size in a listing."""
 
 _HASHES = {"sha256": re.compile(r"[0-9a-f]{64}"), "git": re.compile(r"[0-9a-f]{40}")}
@@ -70,7 +70,7 @@ def listing(repo: str) -> Listing:
     """
     library()
     with answering(repo):
-        raw = document(f"{host()}/api/models/{repo}/revision/{BRANCH}?blobs=true", MOST_LISTING)
+        raw = document(f"{host()}/api/models/{repo}/revision/{BRANCH}?blobs=true", MAX_LISTING)
     try:
         with no_collection():
             found = json.loads(raw)
@@ -94,7 +94,7 @@ def _file(repo: str, sibling: Any) -> RemoteFile:
     lfs = sibling.get("lfs")
     stored = sibling if lfs is None else lfs
     length = (stored.get("size") or 0) if isinstance(stored, dict) else None
-    if type(length) is not int or not 0 <= length < MOST_BYTES:
+    if type(length) is not int or not 0 <= length < MAX_BYTES:
         raise _malformed(repo, f"has no valid size of {brief(path)}")
     sha256 = None if lfs is None else _hash("sha256", lfs.get("sha256"))
     return RemoteFile(path, length, sha256, _hash("git", sibling.get("blobId")))

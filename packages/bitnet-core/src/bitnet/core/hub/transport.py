@@ -16,9 +16,9 @@ from bitnet.core.support.units import size
 
 TIMEOUT = 30.0
 """Seconds without data after which a connection counts as broken."""
-MOST_SECONDS = 120.0
+MAX_SECONDS = 120.0
 """Seconds that a whole document may take."""
-MOST_REDIRECTS = 10
+MAX_REDIRECTS = 10
 _PIECE = 1 << 20
 """Maximum bytes that are unpacked at a time."""
 
@@ -38,7 +38,7 @@ def opened(url: str, headers: Mapping[str, str] | None = None) -> Iterator[Any]:
     session = get_session()
     sent = build_hf_headers() | {"Accept-Encoding": "identity"} | dict(headers or {})
     request = session.build_request("GET", url, headers=sent, timeout=TIMEOUT)
-    for _ in range(MOST_REDIRECTS):
+    for _ in range(MAX_REDIRECTS):
         response = session.send(request, stream=True, follow_redirects=False)
         try:
             if response.next_request is None:
@@ -50,7 +50,7 @@ def opened(url: str, headers: Mapping[str, str] | None = None) -> Iterator[Any]:
             request = response.next_request
         finally:
             response.close()
-    raise HubUnreachableError(f"{url} redirects more than {MOST_REDIRECTS} times.", hint="Check HF_ENDPOINT.")
+    raise HubUnreachableError(f"{url} redirects more than {MAX_REDIRECTS} times.", hint="Check HF_ENDPOINT.")
 
 
 def body(response: Any) -> Iterator[bytes]:
@@ -80,9 +80,9 @@ def document(url: str, most: int) -> bytes:
     """The body of a document of at most ``most`` bytes; errors as for :func:`opened` and :func:`body`.
 
     Raises:
-        HubUnreachableError: It is larger, or takes more than :data:`MOST_SECONDS`.
+        HubUnreachableError: It is larger, or takes more than :data:`MAX_SECONDS`.
     """
-    end = time.monotonic() + MOST_SECONDS
+    end = time.monotonic() + MAX_SECONDS
     found = bytearray()
     with opened(url) as response:
         for piece in body(response):
@@ -90,5 +90,5 @@ def document(url: str, most: int) -> bytes:
             if len(found) > most:
                 raise HubUnreachableError(f"{url} has more than {size(most)}.", hint="Check HF_ENDPOINT.")
             if time.monotonic() > end:
-                raise HubUnreachableError(f"{url} took more than {MOST_SECONDS:g} s.", hint="Try again later.")
+                raise HubUnreachableError(f"{url} took more than {MAX_SECONDS:g} s.", hint="Try again later.")
     return bytes(found)

@@ -28,11 +28,11 @@ from bitnet.core.text.vocabulary import MAX_TOKENS
 
 MAX_HEAD_DIM = 1024
 """Maximum head dimension; models have 64 to 256."""
-MOST_TIMES_WIDER = 64
+MAX_TIMES_WIDER = 64
 """Maximum width of all heads together, and of the feed-forward layer, as a multiple of the residual stream's width;
 models have at most 8. It bounds a step's activations relative to the size of the file's weights."""
 
-MOST_SCALED = 1 << 16
+MAX_SCALED = 1 << 16
 """Maximum factor by which a scale of embeddings, residuals or logits may differ from 1; models have at most 50."""
 
 
@@ -179,8 +179,8 @@ def shape_faults(*, hidden: int, heads: int, head_dim: int, ffn: int) -> Iterato
     if hidden > MAX_K:
         yield "hidden", f"{hidden} is not supported; the limit is {MAX_K}."
     for name, width in (("heads", heads * head_dim), ("ffn", ffn)):
-        if width > min(MOST_TIMES_WIDER * hidden, MAX_K):
-            yield name, f"makes a width of {width}; the limit is {min(MOST_TIMES_WIDER * hidden, MAX_K)} for {hidden}."
+        if width > min(MAX_TIMES_WIDER * hidden, MAX_K):
+            yield name, f"makes a width of {width}; the limit is {min(MAX_TIMES_WIDER * hidden, MAX_K)} for {hidden}."
 
 
 class _Keys:
@@ -241,8 +241,8 @@ def _scales(keys: _Keys) -> dict[str, float]:
         if keys.get(name) is None:
             raise keys.file.error("is missing.", key=f"{keys.architecture}.{name}", hint=hint)
         found[name] = keys.positive(name)
-        if not 1 / MOST_SCALED <= found[name] <= MOST_SCALED:
-            raise keys.error(name, f"is {found[name]:g}; it must be in 1/{MOST_SCALED} … {MOST_SCALED}.")
+        if not 1 / MAX_SCALED <= found[name] <= MAX_SCALED:
+            raise keys.error(name, f"is {found[name]:g}; it must be in 1/{MAX_SCALED} … {MAX_SCALED}.")
     return found | {"logit_scale": 1 / found["logit_scale"]}
 
 

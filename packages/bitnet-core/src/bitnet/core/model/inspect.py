@@ -26,7 +26,7 @@ ROWS = 1024
 CODES_OF_BYTES = (np.arange(256)[:, None, None] >> np.array([0, 2, 4, 6])[:, None] & 3 == np.arange(4)).sum(axis=1)
 """How often each code is in each byte, ``[256, 4]``."""
 CHUNK = 1 << 20
-MOST_ZERO, LEAST_ZERO, MOST_SKEWED = 0.9, 0.1, 0.1
+MAX_ZERO, MIN_ZERO, MAX_SKEWED = 0.9, 0.1, 0.1
 """Bounds for trained weights: the share of zeros, and the difference of +1 and -1 as a share of the rest."""
 CLEARER = 1.5
 """Factor by which columns must differ more under another layout to raise a warning."""
@@ -136,10 +136,10 @@ def _odd(statistics: CodeStatistics) -> Iterator[str]:
     s = statistics
     if s.unused:
         yield f"{s.unused:.2%} of its codes are 3, which is unused: it is corrupt, or of another encoding."
-    if not LEAST_ZERO <= s.zero <= MOST_ZERO:
-        yield f"{s.zero:.0%} of its weights are zero; trained ones have between {LEAST_ZERO:.0%} and {MOST_ZERO:.0%}."
+    if not MIN_ZERO <= s.zero <= MAX_ZERO:
+        yield f"{s.zero:.0%} of its weights are zero; trained ones have between {MIN_ZERO:.0%} and {MAX_ZERO:.0%}."
     signed = s.plus + s.minus
-    if signed and abs(s.plus - s.minus) > MOST_SKEWED * signed:
+    if signed and abs(s.plus - s.minus) > MAX_SKEWED * signed:
         yield f"{s.plus:.0%} of its weights are +1 and {s.minus:.0%} are -1; trained ones are nearly balanced."
 
 

@@ -26,7 +26,7 @@ from bitnet.core.support.mapped import MappedFile
 _NAME = "[!-<>-Z^-~]+"  # ASCII without the separators of a start-up line
 _SUMMARY = re.compile(rf"requested=({_NAME}(?: {_NAME})*) detected=\[([a-z0-9_, -]+)\] selected=(\S+)")
 _CLOCK_SKEW = timedelta(minutes=1)
-_MOST = 10
+_MAX_NAMED = 10
 """Maximum findings reported for one receipt."""
 
 
@@ -71,7 +71,7 @@ def verify(
     trusted = signing.trusted_ids(keys)
     unchecked: list[str] = []
     signed_by = None
-    wrong = list(islice(_check_form(receipt), _MOST + 1))
+    wrong = list(islice(_check_form(receipt), _MAX_NAMED + 1))
     if not wrong:
         if receipt["digest"] != digest(receipt):
             wrong.append("it was changed after it was made: its digest does not match")
@@ -90,8 +90,8 @@ def verify(
         if model is not None:
             wrong += _check_model(receipt, Path(model))
     if wrong:
-        more = ["and more"] if len(wrong) > _MOST else []
-        raise ReceiptError(f"The receipt does not hold: {'; '.join([*wrong[:_MOST], *more])}.")
+        more = ["and more"] if len(wrong) > _MAX_NAMED else []
+        raise ReceiptError(f"The receipt does not hold: {'; '.join([*wrong[:_MAX_NAMED], *more])}.")
     return Verdict(signed_by, signed_by in trusted, tuple(unchecked))
 
 

@@ -16,7 +16,7 @@ I8 = npt.NDArray[np.int8]
 _CHUNK = 1 << 21
 """Maximum elements of a weight matrix, or of attention scores, unpacked at a time: 8 or 16 MiB."""
 
-LEAST_ROW = 1e-30
+MIN_ROW = 1e-30
 """A row of an ``i8`` cache whose largest magnitude is below this is stored as zeros."""
 
 # The four weights of each byte, in the order of its two-bit fields: bits 7-6 first.
@@ -154,7 +154,7 @@ def row_int8(x: F32) -> tuple[I8, F32]:
     NaN."""
     greatest = np.abs(x.astype(np.float64)).max(axis=-1)
     sound = np.isfinite(greatest)
-    inverse = np.where(sound & (greatest >= LEAST_ROW), 127 / np.maximum(np.where(sound, greatest, 1), LEAST_ROW), 0)
+    inverse = np.where(sound & (greatest >= MIN_ROW), 127 / np.maximum(np.where(sound, greatest, 1), MIN_ROW), 0)
     codes = np.clip(np.rint(np.where(sound[..., None], x, 0) * inverse[..., None]), -127, 127)
     scale = np.where(sound, np.where(inverse > 0, greatest / 127, 0), np.nan)
     return codes.astype(np.int8), scale.astype(np.float32)

@@ -12,7 +12,7 @@ from bitnet.core.hal import (
     GREEDY,
     LOGPROBS,
     MAX_COUNT,
-    MOST_LOGPROBS,
+    MAX_LOGPROBS,
     NO_TOKEN,
     PENALTIES,
     Adjustment,
@@ -78,7 +78,7 @@ class LogprobTests(DeviceTests):
         limits = Limits(rows + 2, rows + 2, rows + 2)
         with chooser(device, case, limits) as rig:
             rig.executable.write("logits", logits)
-            for k in (0, 1, 5, MOST_LOGPROBS):
+            for k in (0, 1, 5, MAX_LOGPROBS):
                 steps = [SequenceStep([0], int(rng.integers(1, 99)), (), [0], filters(rng)) for _ in range(rows)]
                 step = poison_step(Step(rig.layout, steps, logprobs=k))
                 tokens, told = run(rig.executable, step), rig.executable.logprobs()
@@ -158,6 +158,6 @@ class LogprobTests(DeviceTests):
                 run(rig.executable, Step(rig.layout, steps, logprobs=asked))
             with pytest.raises(InvalidInputError):
                 rig.executable.logprobs()
-        for asked in (-1, MOST_LOGPROBS + 1):
+        for asked in (-1, MAX_LOGPROBS + 1):
             with pytest.raises(InvalidInputError, match="logprobs is"):
                 Step(rig.layout, steps, logprobs=asked)

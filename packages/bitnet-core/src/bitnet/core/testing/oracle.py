@@ -112,7 +112,7 @@ class Rows(NamedTuple):
     scale: F64
 
 
-LEAST_ROW = 1e-30
+MIN_ROW = 1e-30
 """A row of an ``i8`` cache whose greatest magnitude is below this is stored as zeros."""
 CODE_SLACK = {"k": 5e-4, "v": 1e-4}
 """The least distance of a quotient from a rounding border at which only one code is right, in units of a code."""
@@ -121,7 +121,7 @@ CODE_SLACK = {"k": 5e-4, "v": 1e-4}
 def int8_rows(x: Array) -> Rows:
     rows = np.asarray(x, np.float64)
     greatest = abs(rows).max(axis=-1)
-    zero, sound = greatest < LEAST_ROW, np.isfinite(greatest)
+    zero, sound = greatest < MIN_ROW, np.isfinite(greatest)
     quotient = np.where((sound & ~zero)[..., None], rows, 0) * 127 / np.where(sound & ~zero, greatest, 1)[..., None]
     return Rows(quotient, np.where(sound, np.where(zero, 0, greatest / 127), np.nan))
 

@@ -31,9 +31,9 @@ WMMA: dict[int, Matrix] = {11: "wmma11", 12: "wmma12"}
 """Matrix products of the generations that have ``v_wmma_i32_16x16x16_iu8``."""
 WITHOUT_WMMA = {"gfx1250", "gfx1251"}
 """Architectures of those generations that lack these instructions or have different ones."""
-MOST_GROUP = 1024
+MAX_GROUP = 1024
 """Maximum work-items in a work-group."""
-LEAST = 9
+MIN_GENERATION = 9
 """The oldest generation that ROCm 6 supports."""
 
 
@@ -63,7 +63,7 @@ class Architecture:
         """The abilities of a device of this architecture; arguments as in :class:`~bitnet.core.gpu.clc.Abilities`."""
         return Abilities(
             compute_units,
-            min(group, MOST_GROUP),
+            min(group, MAX_GROUP),
             local_bytes,
             subgroups=True,
             f16=True,
@@ -77,7 +77,7 @@ def architecture(reported: str) -> Architecture | None:
     """The architecture for a reported name such as ``gfx90a:sramecc+:xnack-``; None if there are no kernels for it."""
     name = reported.partition(":")[0]
     found = NAME.fullmatch(name)
-    if found is None or (generation := int(found[1])) < LEAST:
+    if found is None or (generation := int(found[1])) < MIN_GENERATION:
         return None
     dot4: Dot4 = "sudot4" if generation in EITHER_DOT4 else "sdot4" if name in SIGNED_DOT4 else "none"
     matrix: Matrix = "none" if name in WITHOUT_WMMA else MFMA.get(name) or WMMA.get(generation, "none")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from bitnet.core.gpu.clc.abilities import Abilities
-from bitnet.core.gpu.clc.products import CHUNK_BYTES, LEAST_LANES, Products, tiled_defines
+from bitnet.core.gpu.clc.products import CHUNK_BYTES, MIN_LANES, Products, tiled_defines
 from bitnet.core.gpu.context import Bucket, Context
 from bitnet.core.gpu.drivers.interface import Buffer, KernelSpec, Launch
 from bitnet.core.gpu.ops import ceil_div, next_power_of_two
@@ -18,7 +18,7 @@ SIDE = 16
 STAGE_BYTES = 2 * 144, 2 * 48
 """Bytes of local memory of a token, and of a row of W, in both buffers."""
 
-MOST_CHUNKS = 8
+MAX_CHUNKS = 8
 """Chunks of codes of a work-item for which its registers leave room for a SIMD's other waves."""
 
 
@@ -83,7 +83,7 @@ class AmdProducts(Products):
         W."""
         lanes = super()._lanes(w, times)
         half = lanes // 2
-        fits = half >= LEAST_LANES and ceil_div(w.row_bytes // CHUNK_BYTES, half) <= MOST_CHUNKS
+        fits = half >= MIN_LANES and ceil_div(w.row_bytes // CHUNK_BYTES, half) <= MAX_CHUNKS
         return half if self._wave == 64 and fits else lanes
 
     def _tile(self, rows: int, tokens: int) -> Tile | None:

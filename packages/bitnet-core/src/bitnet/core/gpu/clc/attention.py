@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from bitnet.core.gpu.clc.abilities import Abilities
-from bitnet.core.gpu.clc.products import MOST_GROUP
+from bitnet.core.gpu.clc.products import MAX_GROUP
 from bitnet.core.gpu.context import Bucket, Context
 from bitnet.core.gpu.drivers.interface import Arg, Buffer, KernelSpec, Launch
 from bitnet.core.gpu.ops import attention_inputs, ceil_div, kv_defines, positions, power_of_two, rope_defines
@@ -32,7 +32,7 @@ class AttentionOps:
 
     def __init__(self, abilities: Abilities) -> None:
         self._units, self._local = abilities.compute_units, abilities.local_bytes
-        self._group = power_of_two(min(abilities.group, MOST_GROUP))
+        self._group = power_of_two(min(abilities.group, MAX_GROUP))
 
     def lower(self, ctx: Context, op: Attention, bucket: Bucket) -> list[Launch]:
         """Launches of the unfused operation."""

@@ -19,9 +19,9 @@ WARPS = 8
 """Warps per work-group. More would leave too few registers for each."""
 TILE = 16
 """Positions that a warp processes at a time."""
-MOST_STEPS = 10
+MAX_STEPS = 10
 """Maximum steps of MMA_STEP bytes for a warp, which holds them in registers; the source has the same number."""
-MOST_SPLITS = 8
+MAX_SPLITS = 8
 """Maximum parts of a sequence's positions. Every work-group merges the results of all parts."""
 
 
@@ -37,7 +37,7 @@ class NvidiaLayers:
             return None
         rope, op = layer.rope, layer.attention
         x, up = ctx.tensors[layer.qkv_norm.x], layer.glu
-        splits = power_of_two(max(1, min(MOST_SPLITS, ceil_div(bucket.context, WARPS * TILE))))
+        splits = power_of_two(max(1, min(MAX_SPLITS, ceil_div(bucket.context, WARPS * TILE))))
         defines = kv_defines(ctx, op) | {
             "HEAD_GROUP": op.heads // op.kv_heads,
             "KV_HEADS": op.kv_heads,
@@ -50,7 +50,7 @@ class NvidiaLayers:
             "SPLITS": splits,
         }
         defines |= {f"NORM{i}": int(quant.weight is not None) for i, (quant, _) in enumerate(layer.pairs)}
-        parts = ctx.scratch("layer parts", op.kv_heads * MOST_SPLITS * _part(op) * 4)
+        parts = ctx.scratch("layer parts", op.kv_heads * MAX_SPLITS * _part(op) * 4)
         args: list[Arg] = [*positions(ctx), x, ctx.tensors[op.qkv], ctx.kv("k", op.layer), ctx.kv("v", op.layer)]
         args += [ctx.dense(rope.cos).data, ctx.dense(rope.sin).data, parts, glu_products(ctx, up)]
         args.append(ctx.zeroed("layer arrivals", 4 * 4))
@@ -68,7 +68,7 @@ class NvidiaLayers:
         share = op.heads // op.kv_heads
         attention = WARPS * (share * op.head_dim + 2 * 8)
         products = max(ceil_div(w.row_bytes, MMA_STEP) * MMA_STEP for w in weights) + WARPS * 16
-        held = all(ceil_div(w.row_bytes, MMA_STEP) <= MOST_STEPS * WARPS for w in weights)
+        held = all(ceil_div(w.row_bytes, MMA_STEP) <= MAX_STEPS * WARPS for w in weights)
         return takes_matrix_units(ctx, op) and held and 4 * max(attention, products) + WARPS * 12 + 16 <= self._local
 
 

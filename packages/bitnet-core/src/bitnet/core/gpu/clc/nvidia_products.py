@@ -19,7 +19,7 @@ from bitnet.core.hal import DenseMatmul, TernaryMatmul
 
 WARP, MMA_ROWS, MMA_STEP = 32, 16, 64
 """Work-items of a warp; rows of W that it takes at a time in ternary_decode_mma, and bytes of codes of each."""
-MOST_STEPS, MOST_WARPS = 6, 16
+MAX_STEPS, MAX_WARPS = 6, 16
 """Maximum steps of MMA_STEP bytes for a warp of ternary_decode_mma, which holds them in registers; maximum warps of a
 work-group."""
 WANTED_WARPS = 8
@@ -65,7 +65,7 @@ class NvidiaProducts(Products):
     def quantises(self, w: TernaryBuffer, tokens: int, *, times: int = 1) -> bool:
         if not self._decodes(w):
             return super().quantises(w, tokens, times=times)
-        held = tokens * (4 * w.row_bytes + 256 + 64) + MOST_WARPS * (WARP * 16 + 8)
+        held = tokens * (4 * w.row_bytes + 256 + 64) + MAX_WARPS * (WARP * 16 + 8)
         return tokens == 1 or (tokens <= DECODE_TOKENS and held <= self._local)
 
     def dense_matmul(self, ctx: Context, op: DenseMatmul, bucket: Bucket) -> list[Launch]:
@@ -94,15 +94,15 @@ class NvidiaProducts(Products):
     def _decodes(self, w: TernaryBuffer) -> bool:
         """Whether ternary_decode_mma supports this weight: a warp's codes fit its registers, and x fits local
         memory."""
-        return ceil_div(w.row_bytes, MMA_STEP) <= MOST_STEPS * MOST_WARPS and 4 * w.row_bytes + 4096 * 3 <= self._local
+        return ceil_div(w.row_bytes, MMA_STEP) <= MAX_STEPS * MAX_WARPS and 4 * w.row_bytes + 4096 * 3 <= self._local
 
     def _decode_shape(self, w: TernaryBuffer) -> tuple[int, int]:
         """Row tiles per work-group, and warps that share a tile's K: enough to have all weight loads in flight at
         once."""
         tiles, steps = ceil_div(w.rows, MMA_ROWS), ceil_div(w.row_bytes, MMA_STEP)
         wanted = min(max(1, round(self._units * WANTED_WARPS / tiles)), steps)
-        split = min(ceil_div(steps, min(steps // wanted, MOST_STEPS)), MOST_WARPS)
-        return max(1, min(round(tiles / self._units), MOST_WARPS // split)), split
+        split = min(ceil_div(steps, min(steps // wanted, MAX_STEPS)), MAX_WARPS)
+        return max(1, min(round(tiles / self._units), MAX_WARPS // split)), split
 
     def _tiles(self, w: TernaryBuffer) -> bool:
         """Whether ternary_gemm_mma supports this weight: it reads activations 16 bytes at a time."""

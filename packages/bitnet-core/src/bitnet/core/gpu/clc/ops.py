@@ -14,7 +14,7 @@ import numpy as np
 
 from bitnet.core.gpu.clc.abilities import Abilities
 from bitnet.core.gpu.clc.attention import DECODE_TOKENS
-from bitnet.core.gpu.clc.products import MOST_GROUP
+from bitnet.core.gpu.clc.products import MAX_GROUP
 from bitnet.core.gpu.clc.vendors import VENDORS, Vendor
 from bitnet.core.gpu.context import Bucket, Context, Dispatch
 from bitnet.core.gpu.drivers.interface import Launch
@@ -27,7 +27,7 @@ from bitnet.core.gpu.sources import KernelSources
 from bitnet.core.hal import Attention, DenseMatmul, GluNormQuant, NormQuant, Sample, TernaryMatmul
 
 ENTRY = r"^kernel (?:__attribute__\(\(.*\)\) )?(?:OF_WA\w+ )?void (\w+)\("
-MOST_SAMPLERS = 1024
+MAX_SAMPLERS = 1024
 """Maximum work-items for sampling a token on a GPU."""
 
 
@@ -52,10 +52,10 @@ class ClcOps:
 
     def __init__(self, abilities: Abilities, vendor: Vendor | None = None) -> None:
         vendor = vendor or VENDORS[abilities.matrix]
-        self._rows = RowOps(group=power_of_two(min(abilities.group, MOST_GROUP)))
+        self._rows = RowOps(group=power_of_two(min(abilities.group, MAX_GROUP)))
         self._products, self._attention = vendor.products(abilities), vendor.attention(abilities)
         self._leaves_out = vendor.leaves_out
-        samples = RowOps(group=power_of_two(min(abilities.group, MOST_SAMPLERS))) if abilities.gpu else self._rows
+        samples = RowOps(group=power_of_two(min(abilities.group, MAX_SAMPLERS))) if abilities.gpu else self._rows
         self._table: Dispatch = {
             **self._rows.table(),
             **variants(self._rows),

@@ -16,13 +16,13 @@ from bitnet.core.hal import DenseMatmul, TernaryMatmul
 
 DECODE_TOKENS = 8
 """Steps with more tokens than this use the tiled product."""
-MOST_GROUP = 256
+MAX_GROUP = 256
 """Default maximum of work-items in a work-group."""
 CHUNK_BYTES = 16
 """Bytes of codes in one load."""
 HELD_CHUNKS = 16
 """Maximum chunks of codes that a work-item of a fused product holds in registers."""
-LEAST_LANES, MOST_LANES = 8, 64
+MIN_LANES, MAX_LANES = 8, 64
 TILE_ROWS = 8
 """Rows of W of a work-item of ternary_gemm, as its source has it."""
 HEAD_LANES, HEAD_ROWS = 32, 4
@@ -36,7 +36,7 @@ class Products:
 
     def __init__(self, abilities: Abilities) -> None:
         self._units, self._local = abilities.compute_units, abilities.local_bytes
-        self._group = power_of_two(min(abilities.group, MOST_GROUP))
+        self._group = power_of_two(min(abilities.group, MAX_GROUP))
         self._rows = RowOps(group=self._group)
 
     def ternary_matmul(
@@ -106,8 +106,8 @@ class Products:
     def _lanes(self, w: TernaryBuffer, times: int = 1) -> int:
         """Work-items that share a row: enough to give every compute unit a work-group."""
         wanted = self._units * self._group // (w.rows // times)
-        most = min(MOST_LANES, self._group, power_of_two(w.row_bytes // CHUNK_BYTES))
-        return max(min(power_of_two(max(wanted, 1)) * 2, most), min(LEAST_LANES, most))
+        most = min(MAX_LANES, self._group, power_of_two(w.row_bytes // CHUNK_BYTES))
+        return max(min(power_of_two(max(wanted, 1)) * 2, most), min(MIN_LANES, most))
 
 
 def decode_defines(

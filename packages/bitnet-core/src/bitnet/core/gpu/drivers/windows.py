@@ -12,13 +12,13 @@ from bitnet.core.gpu.drivers.interface import Buffer
 
 Windows: TypeAlias = Callable[[Buffer, int], Iterator[tuple[Buffer, int, int]]]
 """Splits a matrix with a number of rows into bindable parts: (part, first row, number of rows)."""
-MOST_GROUPS = 65535
+MAX_GROUPS = 65535
 """Maximum work-groups along one side of a grid that every Vulkan and WebGPU device supports."""
 
 
 def in_two(groups: int) -> tuple[int, int]:
     """A two-dimensional grid with at least ``groups`` work-groups, within the limits of each dimension."""
-    rows = -(-groups // MOST_GROUPS)
+    rows = -(-groups // MAX_GROUPS)
     return -(-groups // rows), rows
 
 

@@ -1,7 +1,7 @@
 """What operations launch on every GPU API, for backends that have kernels with these names and arguments."""
 
 from bitnet.core.gpu.ops.rows import (
-    MOST_QUANTIZED,
+    MAX_QUANTIZED,
     ROPE_GROUP,
     RowOps,
     advance,
@@ -15,7 +15,7 @@ from bitnet.core.gpu.ops.rows import (
 )
 
 __all__ = [
-    "MOST_QUANTIZED",
+    "MAX_QUANTIZED",
     "ROPE_GROUP",
     "RowOps",
     "advance",

@@ -6,18 +6,18 @@ import numpy as np
 
 from bitnet.core.gpu.context import Bucket, Context
 from bitnet.core.gpu.drivers.interface import Arg, Buffer, KernelSpec, Launch
-from bitnet.core.hal import MAX_COUNT, MOST_LOGPROBS, Sample
+from bitnet.core.hal import MAX_COUNT, MAX_LOGPROBS, Sample
 
 EACH = 8
 """Logits of a work-item, where a row has no more than as many parts as a work-group has work-items."""
-PART_WORDS = 2 + 2 * MOST_LOGPROBS
-MOST_WORDS = 1 + 2 * MOST_LOGPROBS
+PART_WORDS = 2 + 2 * MAX_LOGPROBS
+MAX_WORDS = 1 + 2 * MAX_LOGPROBS
 """Maximum words of a row's log-probabilities."""
 
 
 def history(ctx: Context) -> Buffer:
     """The buffer for the log-probabilities of a run's passes: ``int32[passes, R, words]``."""
-    return ctx.scratch("history of logprobs", MAX_COUNT * ctx.program.limits.max_rows * MOST_WORDS * 4)
+    return ctx.scratch("history of logprobs", MAX_COUNT * ctx.program.limits.max_rows * MAX_WORDS * 4)
 
 
 def logprobs(ctx: Context, bucket: Bucket, group: int) -> list[Launch]:

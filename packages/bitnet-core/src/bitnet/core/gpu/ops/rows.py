@@ -33,7 +33,7 @@ ROPE_GROUP = 32
 ADVANCE_GROUP = 32
 PARTIALS = 256
 """Work-groups that compute partial sums for the mean in ``quantize``."""
-MOST_QUANTIZED = 2**31 - 2**20
+MAX_QUANTIZED = 2**31 - 2**20
 """Maximum elements of ``quantize``, whose kernels count up to one stride beyond them in 32 bits."""
 
 
@@ -171,9 +171,9 @@ class RowOps:
     def quantize(self, ctx: Context, op: Quantize, bucket: Bucket) -> list[Launch]:
         x, scale = ctx.tensors[op.x], ctx.tensors[op.scale]
         elements = math.prod(ctx.shape(op.x))
-        if elements > MOST_QUANTIZED:
+        if elements > MAX_QUANTIZED:
             raise InvalidInputError(
-                f"{op.x!r} has {elements:,} elements; the limit on a GPU is {MOST_QUANTIZED:,}.",
+                f"{op.x!r} has {elements:,} elements; the limit on a GPU is {MAX_QUANTIZED:,}.",
                 hint="Quantise it on the CPU.",
             )
         n, count = np.int32(elements), np.int32(PARTIALS)

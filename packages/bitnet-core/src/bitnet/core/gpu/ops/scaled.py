@@ -20,7 +20,7 @@ GROUP = 64
 """Work-items of a work-group."""
 LANES = 16
 """Work-items that share a row."""
-MOST_TOKENS = 8
+MAX_TOKENS = 8
 """Tokens that a work-item multiplies its codes with."""
 TERMS = 4096
 """Terms of groups held by a work-group: 16 KiB of the 32 KiB that every GPU API supports."""
@@ -57,7 +57,7 @@ def group_product(ctx: Context, op: TernaryMatmul, bucket: Bucket) -> list[Launc
         lanes *= 2
     held = 2 if bucket.tokens == 1 and 2 * GROUP // lanes * count <= TERMS else 1
     room = TERMS // (GROUP // lanes * held * count)
-    tokens = min(bucket.tokens, MOST_TOKENS, power_of_two(max(room, 1)))
+    tokens = min(bucket.tokens, MAX_TOKENS, power_of_two(max(room, 1)))
     defines = {
         "WG": GROUP,
         "COLS": w.cols,

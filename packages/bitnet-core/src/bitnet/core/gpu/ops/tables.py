@@ -24,7 +24,7 @@ EACH = 2
 """Rows of the table that those share."""
 HEAD_ROWS = GROUP // LANES * EACH
 """Rows of the table of a work-group."""
-MOST_ROWS = 8
+MAX_ROWS = 8
 """Rows of activations computed per read of the table."""
 
 
@@ -81,4 +81,4 @@ def _shape(w: TernaryBuffer) -> dict[str, int]:
 
 def _head_shape(bucket: Bucket) -> dict[str, int]:
     """How a work-group of ``table_matmul`` divides its work."""
-    return {"LANES": LANES, "EACH": EACH, "TOKENS": min(bucket.rows, MOST_ROWS)}
+    return {"LANES": LANES, "EACH": EACH, "TOKENS": min(bucket.rows, MAX_ROWS)}
