@@ -22,6 +22,7 @@ import numpy as np
 import numpy.typing as npt
 
 from bitnet.core.engine import Engine, GenerationOptions
+from bitnet.core.engine.preparer import Preparer
 from bitnet.core.engine.worker import Worker
 from bitnet.core.hal import KVSpec, Limits, Step
 from bitnet.core.model import open_model
@@ -64,23 +65,22 @@ def engine_over(executable: Any, places: int) -> Engine:
     """An engine with the demo model's tokenizer."""
     tokenizer = open_model(default_model_path()).tokenizer
     limits = Limits(max_tokens=512, max_seqs=places, max_rows=max(places, 32), max_blocks=CONTEXT // BLOCK)
-    return Engine(
-        executable,
-        limits=limits,
-        kv=KVSpec(1, 1, 32, places * limits.max_blocks, BLOCK, "f16"),
+    preparer = Preparer(
         context=CONTEXT,
         vocab_size=tokenizer.vocab_size,
         eos=tokenizer.eos_ids,
         text=lambda prompt: StreamDecoder(tokenizer, after=prompt),
-        device="waiting:0",
+        lookup=False,
     )
+    kv = KVSpec(1, 1, 32, places * limits.max_blocks, BLOCK, "f16")
+    return Engine(executable, preparer, limits=limits, kv=kv, device="waiting:0")
 
 
 def serve(worker: Worker, streams: int, options: GenerationOptions) -> tuple[float, int]:
     """Seconds in which every stream is answered, each to a thread of its own, and the tokens."""
 
     def read(prompt: Sequence[int]) -> int:
-        (ticket,) = worker.submit_all([worker.engine.prepare(prompt, options)])
+        (ticket,) = worker.submit_all([worker.engine.preparer.prepare(prompt, options)])
         return sum(len(update.chunk.tokens) for update in ticket if update.chunk is not None)
 
     rng = np.random.default_rng(1)

@@ -30,6 +30,7 @@ import numpy as np
 from bench_device import BLOCK, POSITIONS, VOCAB, build
 from bitnet.core import load_model, select_device
 from bitnet.core.engine import Completion, Engine, GenerationOptions
+from bitnet.core.engine.preparer import Preparer
 from bitnet.core.hal import DenseMatmul, DenseWeight, Device, Limits, Program, TernaryData, TernaryWeight
 from running import positive, run_tool
 
@@ -107,7 +108,7 @@ def timed(
     """Seconds of decoding, from when all have their first token, and the completions."""
     numbers, done = [], {}
     for prompt in prompts:
-        (sequence,) = engine.prepare(prompt, options)
+        (sequence,) = engine.preparer.prepare(prompt, options)
         engine.add([sequence])
         numbers.append(sequence.number)
     while engine.busy:
@@ -163,15 +164,17 @@ def constructed(device: Device, answer: int, pairs: int) -> None:
     engines = {
         lookup: Engine(
             executable,
+            Preparer(
+                context=limits.max_blocks * BLOCK,
+                vocab_size=VOCAB,
+                eos=frozenset(),
+                text=lambda prompt: NoText(),
+                lookup=lookup,
+            ),
             limits=limits,
             kv=program.kv,
-            context=limits.max_blocks * BLOCK,
-            vocab_size=VOCAB,
-            eos=frozenset(),
-            text=lambda prompt: NoText(),
             device=device.info.name,
             features=device.info.features,
-            lookup=lookup,
         )
         for lookup in (False, True)
     }
@@ -207,7 +210,7 @@ def story(device: str, pairs: int) -> None:
             def run(
                 pair: int, lookup: bool, messages: list[dict[str, str]] = messages
             ) -> tuple[float, list[Completion]]:
-                model._worker.engine.lookup = lookup  # of the sequences that it prepares from now on
+                model._worker.engine.preparer.lookup = lookup  # of the sequences that it prepares from now on
                 done = model.chat(messages, max_tokens=400)
                 return mean_seconds([done]), [done]
 

@@ -17,8 +17,8 @@ import pytest
 import uvicorn
 
 from bitnet.core import Model, load_model
+from bitnet.core.engine.bursts import Bursts
 from bitnet.core.engine.engine import Engine, Result
-from bitnet.core.engine.rounds import Rounds
 from bitnet.core.engine.scheduler import Plan
 from bitnet.core.hal import Step
 from bitnet.server.http.app import App
@@ -64,13 +64,13 @@ class ScriptedEngine(Engine):
         self._plan = plan
         return super()._prepared(plan)
 
-    def _begin(self, rounds: Rounds) -> bool:
-        rounds._executable = IDLE
-        return rounds.begin()
+    def _begin(self, bursts: Bursts) -> bool:
+        bursts._executable = IDLE
+        return bursts.begin()
 
-    def _compute(self, step: Step, rounds: Rounds, wanted: bool) -> Result:
-        plan, repeat = self._plan, rounds._begun.popleft()
-        rounds.passes += repeat
+    def _compute(self, step: Step, bursts: Bursts, wanted: bool) -> Result:
+        plan, repeat = self._plan, bursts._begun.popleft()
+        bursts.taken += repeat
         if self.failure is not None:
             failure, self.failure = self.failure, None  # else its frames would hold this engine, and it them
             raise failure
@@ -78,7 +78,7 @@ class ScriptedEngine(Engine):
             threading.Event().wait(self.seconds)
         rows = [item.sequence for item in plan.work if item.rows]
         tokens = np.array([[self._next(s, k) for s in rows] for k in range(repeat)], np.int32)
-        logits = np.full((len(rows), self._vocab_size), -20, np.float32)
+        logits = np.full((len(rows), self.preparer.vocab_size), -20, np.float32)
         if rows:
             logits[np.arange(len(rows)), tokens[0]] = 20
         here = {sequence.number for sequence in self._scheduler.sequences}
@@ -94,7 +94,7 @@ class ScriptedEngine(Engine):
             self._answers[sequence.number] = tokenizer.encode(answer, add_special=False)
         answer_ids = self._answers[sequence.number]
         at = sequence._generated + ahead
-        return answer_ids[at] if at < len(answer_ids) else min(self._eos)
+        return answer_ids[at] if at < len(answer_ids) else min(self.preparer._eos)
 
     tokenizer: Any
 
@@ -102,9 +102,9 @@ class ScriptedEngine(Engine):
 def _scripted(model: Model, script: Script | str) -> ScriptedEngine:
     """Have a model's engine say what ``script`` makes of a prompt."""
     engine: Any = model._worker.engine
-    engine.lookup = False  # scripts repeat themselves: with look-up, a step would give many of their tokens
+    engine.preparer.lookup = False  # scripts repeat themselves: with look-up, a step would give many of their tokens
     engine.__class__ = ScriptedEngine
-    engine._slots, engine._logprobs_told = None, -1  # all is chosen from logits
+    engine._slots, engine._max_logprobs = None, -1  # all is chosen from logits
     engine.script = (lambda _: script) if isinstance(script, str) else script
     engine.tokenizer, engine._answers, engine.prompts = model.tokenizer, {}, deque(maxlen=100)
     return engine  # type: ignore[no-any-return]

@@ -104,7 +104,7 @@ def test_speed_is_tokens_over_time(model: Path, monkeypatch: pytest.MonkeyPatch)
         return collect(executable)
 
     monkeypatch.setattr(CpuExecutable, "collect", slow)
-    monkeypatch.setattr("bitnet.core.engine.engine.MAX_REPEAT", 1)
+    monkeypatch.setattr("bitnet.core.engine.pacing.MAX_BURST", 1)
     with load_model(model, device="cpu:scalar", step_tokens=16, prompt_lookup=False) as loaded:
         for test, most in (
             (Workload("decode", 4), 1 / 0.02),

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from bitnet.core.engine import Completion, Engine, GenerationOptions
+from bitnet.core.engine.preparer import Preparer
 from bitnet.core.hal import Device, DeviceInfo, Executable, Limits, OpenOptions, Program, Weight
 from bitnet.core.model import ModelConfig
 from bitnet.core.model.program import build_program
@@ -80,7 +81,7 @@ class Rig:
         """Continue all prompts at once; completions in the order of submission."""
         numbers = []
         for prompt in prompts:
-            sequences = self.engine.prepare(prompt, GenerationOptions(**options), n)
+            sequences = self.engine.preparer.prepare(prompt, GenerationOptions(**options), n)
             self.engine.add(sequences)
             numbers += [s.number for s in sequences]
         done = self.finish()
@@ -155,18 +156,15 @@ def make_rig() -> Iterator[Callable[..., Rig]]:
         opened = device or ReferenceDevice(NUMPY_INFO)
         executable = opened.compile(program)
         assert program.kv is not None
-        engine = Engine(
-            executable,
-            limits=limits,
-            kv=program.kv,
+        preparer = Preparer(
             context=context or limits.max_blocks * block_size,
             vocab_size=shape.vocab_size,
             eos=frozenset({EOS}),
             text=lambda prompt: ByteText(),
-            device="cpu:numpy",
-            features=opened.info.features,
             lookup=lookup,
         )
+        features = opened.info.features
+        engine = Engine(executable, preparer, limits=limits, kv=program.kv, device="cpu:numpy", features=features)
         made.append(Rig(engine, executable, program))
         return made[-1]
 

@@ -10,8 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from bitnet.core.engine import GenerationOptions
-from bitnet.core.engine import engine as engine_module
+from bitnet.core.engine import GenerationOptions, pacing
 from bitnet.core.errors import ContextFullError, DeviceError, DeviceLostError, InvalidInputError
 from bitnet.core.hal import Device, Limits, SequenceStep, Step, StepLayout, run
 
@@ -31,7 +30,9 @@ def test_alone_and_in_a_mixed_batch_give_the_same_tokens(
     texts = prompts(0, (1, 3, 40, 75, 17, 33))
     alone = [make_rig(device).one(text, max_tokens=24, **options) for text in texts]
     together = make_rig(device)
-    greedy = together.engine.prepare(prompts(1, (21,))[0], GenerationOptions(repetition_penalty=1.2, max_tokens=30))
+    greedy = together.engine.preparer.prepare(
+        prompts(1, (21,))[0], GenerationOptions(repetition_penalty=1.2, max_tokens=30)
+    )
     together.engine.add(greedy)
     done = together.run(texts, max_tokens=24, **options)
     assert [c.tokens for c in done] == [c.tokens for c in alone]
@@ -43,7 +44,7 @@ def test_alone_and_in_a_mixed_batch_give_the_same_tokens(
 def test_chunks_and_repeats_do_not_matter(make_rig: MakeRig, monkeypatch: pytest.MonkeyPatch) -> None:
     (text,) = prompts(2, (50,))
     whole = make_rig(limits=Limits(64, 4, 8, 32)).one(text, max_tokens=20, seed=3, **SAMPLED)
-    monkeypatch.setattr(engine_module, "BURST_SECONDS", 1e9)
+    monkeypatch.setattr(pacing, "BURST_SECONDS", 1e9)
     rig = make_rig(limits=Limits(7, 4, 8, 32))
     counts = []
     start = rig.executable.start
@@ -54,7 +55,7 @@ def test_chunks_and_repeats_do_not_matter(make_rig: MakeRig, monkeypatch: pytest
 
     monkeypatch.setattr(rig.executable, "start", counted)
     assert rig.one(text, max_tokens=20, seed=3, **SAMPLED).tokens == whole.tokens
-    assert max(counts) == engine_module.MAX_REPEAT
+    assert max(counts) == pacing.MAX_BURST
     assert rig.free_blocks == 64
 
 
@@ -94,7 +95,7 @@ def test_tokens_past_a_stop_rule_are_thrown_away(make_rig: MakeRig, monkeypatch:
     (text,) = prompts(3, (9,))
     plain = make_rig().one(text, max_tokens=40, seed=1, **SAMPLED)
     at = next(i for i in range(5, 40) if plain.tokens[i] not in plain.tokens[:i])
-    monkeypatch.setattr(engine_module, "BURST_SECONDS", 1e9)
+    monkeypatch.setattr(pacing, "BURST_SECONDS", 1e9)
     rig = make_rig()
     stopped = rig.one(text, max_tokens=40, seed=1, stop_tokens=[plain.tokens[at]], **SAMPLED)
     assert (stopped.tokens, stopped.finish_reason, stopped.stop_reason) == (plain.tokens[:at], "stop", plain.tokens[at])
@@ -227,7 +228,7 @@ def test_options_are_the_callers_no_more(make_rig: MakeRig) -> None:
     options = GenerationOptions(**given, logit_bias=bias, stop_tokens=stops)
     bias[300], stops[0] = math.inf, -1
     rig = make_rig()
-    (sequence,) = rig.engine.prepare(text, options)
+    (sequence,) = rig.engine.preparer.prepare(text, options)
     rig.engine.add([sequence])
     done = rig.finish()[sequence.number]
     plain = {"seed": 9, "temperature": 0.5, "max_tokens": 10, "top_k": 40}
@@ -254,7 +255,9 @@ def test_prompts_out_of_range(make_rig: MakeRig, prompt: list[int]) -> None:
 def test_cancel_at_every_stage(make_rig: MakeRig) -> None:
     rig = make_rig(limits=Limits(8, 2, 8, 32))
     texts = prompts(9, (30, 30, 30))
-    sequences = [rig.engine.prepare(text, GenerationOptions(max_tokens=20, ignore_eos=True), 2) for text in texts]
+    sequences = [
+        rig.engine.preparer.prepare(text, GenerationOptions(max_tokens=20, ignore_eos=True), 2) for text in texts
+    ]
     for pair in sequences:
         rig.engine.add(pair)
     waiting, unqueued = sequences[2]
@@ -278,7 +281,7 @@ def test_cancel_at_every_stage(make_rig: MakeRig) -> None:
 
 def test_a_lost_device_ends_everything(make_rig: MakeRig, monkeypatch: pytest.MonkeyPatch) -> None:
     rig = make_rig()
-    rig.engine.add(rig.engine.prepare([1, 2, 3], GenerationOptions()))
+    rig.engine.add(rig.engine.preparer.prepare([1, 2, 3], GenerationOptions()))
     rig.engine.step()
 
     def lose(*_: Any) -> None:
@@ -291,13 +294,13 @@ def test_a_lost_device_ends_everything(make_rig: MakeRig, monkeypatch: pytest.Mo
     with pytest.raises(DeviceLostError):
         rig.engine.step()
     with pytest.raises(DeviceLostError):
-        rig.engine.add(rig.engine.prepare([1], GenerationOptions()))
+        rig.engine.add(rig.engine.preparer.prepare([1], GenerationOptions()))
 
 
 def test_a_token_that_cannot_be_is_a_device_error(make_rig: MakeRig, monkeypatch: pytest.MonkeyPatch) -> None:
     rig = make_rig()
     monkeypatch.setattr(rig.executable, "collect", lambda: np.full((1, 1), 260, np.int32))
-    rig.engine.add(rig.engine.prepare([1], GenerationOptions()))
+    rig.engine.add(rig.engine.preparer.prepare([1], GenerationOptions()))
     with pytest.raises(DeviceError, match="outside the vocabulary"):
         rig.engine.step()
 
@@ -324,7 +327,7 @@ def test_logits_that_are_no_numbers_are_a_device_error(
 
 def test_scores_of_logits_that_are_no_numbers_are_a_device_error(device: Device, make_rig: MakeRig) -> None:
     rig = make_rig(device, nan_in="token_embd")
-    rig.engine.add([rig.engine.prepare_score([5, 6, 7, 8])])
+    rig.engine.add([rig.engine.preparer.prepare_score([5, 6, 7, 8])])
     with pytest.raises(DeviceError, match=r"logits that are NaN"):
         rig.finish()
 
@@ -340,8 +343,11 @@ def test_scores_match_the_logits_of_one_step(device: Device, make_rig: MakeRig) 
     expected = exact[np.arange(59), text[1:]]
     rig = make_rig(device)
     for start in (1, 2, 30, 59):
-        sequences = [rig.engine.prepare_score(text, start), rig.engine.prepare_score(text[:50], min(start, 49))]
-        rig.engine.add(rig.engine.prepare(text[:11], GenerationOptions(max_tokens=40)))
+        sequences = [
+            rig.engine.preparer.prepare_score(text, start),
+            rig.engine.preparer.prepare_score(text[:50], min(start, 49)),
+        ]
+        rig.engine.add(rig.engine.preparer.prepare(text[:11], GenerationOptions(max_tokens=40)))
         for sequence in sequences:
             rig.engine.add([sequence])
         done = rig.finish()
@@ -349,9 +355,9 @@ def test_scores_match_the_logits_of_one_step(device: Device, make_rig: MakeRig) 
         np.testing.assert_allclose(done[sequences[1].number], expected[min(start, 49) - 1 : 49], atol=2e-5)
     for start in (0, 60):
         with pytest.raises(InvalidInputError, match="start"):
-            rig.engine.prepare_score(text, start)
+            rig.engine.preparer.prepare_score(text, start)
     with pytest.raises(ContextFullError):
-        rig.engine.prepare_score([1] * 129)
+        rig.engine.preparer.prepare_score([1] * 129)
 
 
 def test_logprobs_are_of_the_models_own_logits(make_rig: MakeRig) -> None:
@@ -361,7 +367,7 @@ def test_logprobs_are_of_the_models_own_logits(make_rig: MakeRig) -> None:
     assert plain.tokens == make_rig().one(text, max_tokens=10, seed=4, **SAMPLED).tokens
     assert plain.logprobs is not None
     tokens = [*text, *plain.tokens]
-    scoring = rig.engine.prepare_score(tokens, len(text))
+    scoring = rig.engine.preparer.prepare_score(tokens, len(text))
     rig.engine.add([scoring])
     scores = rig.finish()[scoring.number]
     np.testing.assert_allclose([entry.logprob for entry in plain.logprobs], scores, atol=2e-5)

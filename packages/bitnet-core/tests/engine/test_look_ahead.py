@@ -14,10 +14,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from bitnet.core.engine import GenerationOptions
-from bitnet.core.engine import engine as engine_module
-from bitnet.core.engine.lookup import Pace
-from bitnet.core.engine.sequence import Generation
+from bitnet.core.engine import GenerationOptions, pacing
+from bitnet.core.engine.generation import Generation
+from bitnet.core.engine.pacing import DraftCosts
 from bitnet.core.engine.worker import Worker
 from bitnet.core.errors import DeviceLostError
 from bitnet.core.hal import LOOK_AHEAD, NO_TOKEN, Executable, Program, Step, run
@@ -97,13 +96,15 @@ def options_of(rng: np.random.Generator) -> dict[str, Any]:
 @pytest.mark.parametrize("burst", [1e-9, 1e9])
 def test_every_stop_rule_holds(make_rig: MakeRig, monkeypatch: pytest.MonkeyPatch, burst: float, ahead: bool) -> None:
     """Against an engine that has one request, and nothing to do while a step runs."""
-    monkeypatch.setattr(engine_module, "BURST_SECONDS", burst)
+    monkeypatch.setattr(pacing, "BURST_SECONDS", burst)
     seed = int(np.random.default_rng().integers(1 << 32))
     print("seed", seed)
     rng = np.random.default_rng(seed)
     asked = [(rng.integers(97, 123, rng.integers(1, 30)).tolist(), options_of(rng)) for _ in range(40)]
     worker = Worker(make_rig(AheadDevice() if ahead else None).engine)
-    tickets = [worker.submit(*worker.engine.prepare(prompt, GenerationOptions(**given))) for prompt, given in asked]
+    tickets = [
+        worker.submit(*worker.engine.preparer.prepare(prompt, GenerationOptions(**given))) for prompt, given in asked
+    ]
     alone, ends = make_rig(), []
     for ticket, (prompt, given) in zip(tickets, asked, strict=True):
         *_, last = updates = [*ticket]
@@ -145,7 +146,7 @@ def test_what_has_ended_is_told_though_the_next_step_cannot_begin(make_rig: Make
         {"max_tokens": 1, "ignore_eos": True},
         {"max_tokens": 9, "ignore_eos": True, "repetition_penalty": 1.3},
     ]
-    group = [engines[0].prepare(prompt, GenerationOptions(**options))[0] for options in given]
+    group = [engines[0].preparer.prepare(prompt, GenerationOptions(**options))[0] for options in given]
     first, second = worker.submit_all([group])
     *_, last = second
     assert not worker._tickets, "nobody would ever be told how the first ended"
@@ -167,7 +168,7 @@ def test_the_text_of_a_step_comes_while_the_next_one_runs(worker: Worker) -> Non
         return steps[-1]
 
     executable.collect = slow
-    ticket = worker.submit(*worker.engine.prepare([1, 2], GenerationOptions(max_tokens=30, ignore_eos=True)))
+    ticket = worker.submit(*worker.engine.preparer.prepare([1, 2], GenerationOptions(max_tokens=30, ignore_eos=True)))
     updates = []
     for update in ticket:
         updates.append(update)
@@ -187,7 +188,7 @@ def test_a_step_that_fails_takes_nothing_of_the_one_before(worker: Worker) -> No
         return given[-1]
 
     executable.collect = failing
-    ticket = worker.submit(*worker.engine.prepare([1, 2], GenerationOptions(max_tokens=90, ignore_eos=True)))
+    ticket = worker.submit(*worker.engine.preparer.prepare([1, 2], GenerationOptions(max_tokens=90, ignore_eos=True)))
     told: list[int] = []
     with pytest.raises(DeviceLostError):
         told.extend(token for update in ticket if update.chunk for token in update.chunk.tokens)
@@ -198,7 +199,7 @@ def test_an_error_in_the_text_ends_every_request(worker: Worker) -> None:
     def broken(*tokens: int) -> str:
         raise RuntimeError("no such text")
 
-    prepared = [worker.engine.prepare([i], GenerationOptions(max_tokens=90)) for i in range(6)]
+    prepared = [worker.engine.preparer.prepare([i], GenerationOptions(max_tokens=90)) for i in range(6)]
     for (sequence,) in prepared:
         sequence._text.push = broken  # type: ignore[method-assign]
     for ticket in worker.submit_all(prepared):
@@ -208,7 +209,7 @@ def test_an_error_in_the_text_ends_every_request(worker: Worker) -> None:
 
 def test_rounds_follow_each_other_until_a_sequence_ends(make_rig: MakeRig, monkeypatch: pytest.MonkeyPatch) -> None:
     """The next round is computed while one is taken in. A sequence leaves in the cache what it accepted."""
-    monkeypatch.setattr(engine_module, "BURST_SECONDS", 1e9)
+    monkeypatch.setattr(pacing, "BURST_SECONDS", 1e9)
     prompt = list(range(1, 10))
     plain = make_rig().one(prompt, max_tokens=60, seed=1, temperature=1.0, ignore_eos=True)
     at = next(i for i in range(25, 60) if plain.tokens[i] not in plain.tokens[:i])
@@ -223,7 +224,7 @@ def test_rounds_follow_each_other_until_a_sequence_ends(make_rig: MakeRig, monke
 
 
 def test_a_newcomer_waits_for_two_rounds_at_most(make_rig: MakeRig, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(engine_module, "BURST_SECONDS", 1e9)
+    monkeypatch.setattr(pacing, "BURST_SECONDS", 1e9)
     worker = Worker(make_rig(AheadDevice()).engine)
     executable: Any = worker.engine._executable
     begin, begun, opened = executable._begin, list[int](), threading.Event()
@@ -235,10 +236,10 @@ def test_a_newcomer_waits_for_two_rounds_at_most(make_rig: MakeRig, monkeypatch:
         begin(count)
 
     executable._begin = held
-    first = worker.submit(*worker.engine.prepare([1, 2], GenerationOptions(max_tokens=110, ignore_eos=True)))
+    first = worker.submit(*worker.engine.preparer.prepare([1, 2], GenerationOptions(max_tokens=110, ignore_eos=True)))
     while len(begun) < 3:
         pass
-    second = worker.submit(*worker.engine.prepare([3], GenerationOptions(max_tokens=1, ignore_eos=True)))
+    second = worker.submit(*worker.engine.preparer.prepare([3], GenerationOptions(max_tokens=1, ignore_eos=True)))
     at = len(begun)
     opened.set()
     assert [*second][-1].result is not None
@@ -254,8 +255,8 @@ def test_runs_are_short_where_a_draft_may_begin(
 ) -> None:
     """They last as long as the host needs for one, and are begun before the one before has ended."""
     monkeypatch.setattr(Generation, "repeats", property(lambda _: repeats))
-    monkeypatch.setattr(Pace, "token", property(lambda _: engine_module.WATCHED_RUN_SECONDS))
-    monkeypatch.setattr(Pace, "choose", lambda *_: 0)
+    monkeypatch.setattr(DraftCosts, "token", property(lambda _: pacing.WATCHED_SECONDS))
+    monkeypatch.setattr(DraftCosts, "choose", lambda *_: 0)
     rig, counts = make_rig(AheadDevice(), lookup=True), []
     go_on = rig.engine._executable.go_on
 

@@ -9,8 +9,9 @@ import numpy as np
 import pytest
 
 from bitnet.core.engine import GenerationOptions
-from bitnet.core.engine.lookup import CAPS, FORGIVEN, NGRAMS, RECENT, REFRESH, Draft, Lookup, Pace, agreeing
-from bitnet.core.engine.sequence import Generation
+from bitnet.core.engine.generation import Generation
+from bitnet.core.engine.pacing import COST_DECAY, DRAFT_SIZES, MAX_DRAFTED_STEPS, DraftCosts
+from bitnet.core.engine.prompt_lookup import NGRAMS, RECENT, Draft, PromptLookup, accepted_count
 from bitnet.core.hal import Device, Limits
 
 MakeRig = Callable[..., Any]
@@ -41,7 +42,7 @@ def test_drafts_are_those_of_a_search(rng: np.random.Generator) -> None:
     for _ in range(200):
         letters, most = int(rng.integers(1, 8)), int(rng.integers(0, 20))
         tokens = rng.integers(0, letters, rng.integers(1, 40)).tolist()
-        lookup = Lookup(tokens)
+        lookup = PromptLookup(tokens)
         for _ in range(10):
             draft = lookup.propose(most)
             assert list(draft.tokens) == expected(tokens, most)
@@ -55,11 +56,11 @@ def test_the_chance_is_how_often_drafts_were_right() -> None:
     for right in (0.0, 0.5, 0.9, 1.0):
         rng = np.random.default_rng(3)
         tokens = list(range(12)) * 2
-        lookup, chances = Lookup(tokens), []
+        lookup, chances = PromptLookup(tokens), []
         for _ in range(2000):
             draft = lookup.propose(4)
             if draft.tokens:
-                chances.append(draft.chance)
+                chances.append(draft.probability)
                 tokens += [token if rng.random() < right else int(rng.integers(12)) for token in draft.tokens]
             else:
                 tokens.append(int(rng.integers(12)))
@@ -70,7 +71,7 @@ def test_the_chance_is_how_often_drafts_were_right() -> None:
 def test_a_text_repeats_for_a_while_after_a_passage_that_did() -> None:
     passage = list(range(100, 120))
     tokens = [*passage, 1, 2]
-    lookup = Lookup(tokens)
+    lookup = PromptLookup(tokens)
     lookup.propose(15)
     assert not lookup.repeats
     for token in passage[:4]:
@@ -90,23 +91,23 @@ def test_a_text_repeats_for_a_while_after_a_passage_that_did() -> None:
 
 def test_matches_of_different_lengths_have_chances_of_their_own() -> None:
     tokens = [1, 2, 3, 4, 5, 6, 7, 8, 9]
-    lookup = Lookup(tokens)
+    lookup = PromptLookup(tokens)
     for again in range(10, 20):
         tokens += [1, 2]
         assert lookup.propose(1).tokens
         tokens.append(again)  # after two it is something new
     passage = [30, 31, 32, 33, 34, 35, 36]
     tokens += [*passage, 1, 2]
-    assert lookup.propose(4).chance < 0.2
+    assert lookup.propose(4).probability < 0.2
     tokens += passage[:4]
     assert lookup.propose(4) == ([*passage[4:], 1], 0.5)
 
 
 def test_what_agrees() -> None:
-    assert agreeing([], [7]) == 1
-    assert agreeing([4, 5, 6], [4, 5, 6, 9]) == 4
-    assert agreeing([4, 5, 6], [4, 5, 9, 6]) == 3
-    assert agreeing([4, 5, 6], [9, 5, 6, 9]) == 1
+    assert accepted_count([], [7]) == 1
+    assert accepted_count([4, 5, 6], [4, 5, 6, 9]) == 4
+    assert accepted_count([4, 5, 6], [4, 5, 9, 6]) == 3
+    assert accepted_count([4, 5, 6], [9, 5, 6, 9]) == 1
 
 
 def simulated(plain: float, once: float, cost: float, chance: float, seqs: int, steps: int = 1500) -> float:
@@ -114,8 +115,8 @@ def simulated(plain: float, once: float, cost: float, chance: float, seqs: int, 
 
     A step takes ``plain``; drafts add ``once``, however many they are, and each of their tokens ``cost``.
     """
-    rng, pace, seconds, tokens = np.random.default_rng(1), Pace(), 0.0, 0
-    drafts = [Draft([0] * CAPS[-1], chance)] * seqs
+    rng, pace, seconds, tokens = np.random.default_rng(1), DraftCosts(), 0.0, 0
+    drafts = [Draft([0] * DRAFT_SIZES[-1], chance)] * seqs
     for _ in range(steps):
         cap = pace.choose(drafts, 1000)
         if cap:
@@ -137,7 +138,7 @@ def simulated(plain: float, once: float, cost: float, chance: float, seqs: int, 
 @pytest.mark.parametrize("chance", [0.02, 0.3, 0.7, 0.95, 1.0])
 def test_the_pace_is_near_the_best_there_is(cost: float, once: float, chance: float, seqs: int) -> None:
     plain = 10 ** np.random.default_rng().uniform(-5, 0)
-    rates = [(1 + sum(chance**i for i in range(1, cap + 1))) / (1 + once + cost * cap) for cap in CAPS]
+    rates = [(1 + sum(chance**i for i in range(1, cap + 1))) / (1 + once + cost * cap) for cap in DRAFT_SIZES]
     found = simulated(plain, once * plain, cost * plain / seqs, chance, seqs)
     print(chance, cost, once, seqs, found, max(1, *rates))
     assert found > max(0.98 if chance < 0.1 else 0.93, 0.88 * max(rates))
@@ -145,23 +146,23 @@ def test_the_pace_is_near_the_best_there_is(cost: float, once: float, chance: fl
 
 def test_a_moment_of_another_program_is_forgotten() -> None:
     """Drafts that seemed ten times as slow are tried again, and turn out to be faster."""
-    pace, draft = Pace(), [Draft([0] * 15, 0.9)]
+    pace, draft = DraftCosts(), [Draft([0] * 15, 0.9)]
     pace.plain(1, 1.0)
     for _ in range(24):
         pace.drafted(7, 60.0)
     assert not pace.choose(draft, 31)
     steps = next(i for i in range(20_000) if pace.choose(draft, 31))
-    assert steps < 5 / FORGIVEN
+    assert steps < 5 / COST_DECAY
     for _ in range(30):
         pace.drafted(7, 1.5)
     assert pace.choose(draft, 31) >= 7
 
 
 def test_plain_steps_are_timed_now_and_then_and_when_others_come() -> None:
-    pace, draft = Pace(), Draft([0] * 15, 0.9)
+    pace, draft = DraftCosts(), Draft([0] * 15, 0.9)
     assert not pace.choose([draft], 31), "nothing is known yet"
     pace.plain(1, 1.0)
-    for _ in range(REFRESH):
+    for _ in range(MAX_DRAFTED_STEPS):
         assert pace.choose([draft], 31)
         pace.drafted(7, 1.1)
     assert pace.stale
@@ -172,7 +173,7 @@ def test_plain_steps_are_timed_now_and_then_and_when_others_come() -> None:
 
 
 def test_a_step_has_no_more_than_there_is_room_for() -> None:
-    pace = Pace()
+    pace = DraftCosts()
     pace.plain(4, 1.0)
     drafts = [Draft([0] * n, 1.0) for n in (15, 0, 2, 15)]
     for room in range(40):
@@ -184,7 +185,7 @@ def test_a_step_has_no_more_than_there_is_room_for() -> None:
 class Random:
     """Chooses to draft at random, as no measurement would."""
 
-    def __init__(self, rng: np.random.Generator, caps: Sequence[int] = (0, *CAPS)) -> None:
+    def __init__(self, rng: np.random.Generator, caps: Sequence[int] = (0, *DRAFT_SIZES)) -> None:
         self._rng, self._caps, self.stale, self.token = rng, caps, False, 0.0
         self.steps = 0
 
@@ -221,7 +222,7 @@ def ask(rig: Any, texts: Sequence[list[int]], options: Sequence[dict[str, Any]])
     """Generations of all texts at once; completions in their order."""
     numbers = []
     for text, given in zip(texts, options, strict=True):
-        (sequence,) = rig.engine.prepare(text, GenerationOptions(**given))
+        (sequence,) = rig.engine.preparer.prepare(text, GenerationOptions(**given))
         rig.engine.add([sequence])
         numbers.append(sequence.number)
     finished = rig.finish()
@@ -251,7 +252,7 @@ def test_tokens_are_the_same(
     limits = Limits(max_tokens=32, max_seqs=4, max_rows=16, max_blocks=16)
     plain = repeating(make_rig, device, limits=limits)
     rig = repeating(make_rig, device, limits=limits, lookup=True)
-    rig.engine._scheduler.pace = Random(rng)
+    rig.engine._pace.drafts = Random(rng)
     wanted = [plain.one(text, **more) for text, more in zip(texts, given, strict=True)]
     done = ask(rig, texts, given)
     same(done, wanted)
@@ -289,7 +290,7 @@ def with_foresight(
 
     monkeypatch.setattr(Generation, "draft", draft)
     for rig in rigs:
-        rig.engine._scheduler.pace = Random(rng, caps)
+        rig.engine._pace.drafts = Random(rng, caps)
 
 
 SLOTS = Limits(max_tokens=32, max_seqs=4, max_rows=16, max_blocks=32)
@@ -359,7 +360,7 @@ def test_preempted_and_cancelled(make_rig: MakeRig, monkeypatch: pytest.MonkeyPa
         leave(sequence)
 
     monkeypatch.setattr(rig.engine._scheduler, "_leave_cache", counted)
-    cancelled = rig.engine.prepare([1, 2, 3], GenerationOptions(max_tokens=60, ignore_eos=True))[0]
+    cancelled = rig.engine.preparer.prepare([1, 2, 3], GenerationOptions(max_tokens=60, ignore_eos=True))[0]
     rig.engine.add([cancelled])
     for _ in range(3):  # of 16 tokens at most
         rig.engine.step()

@@ -67,7 +67,7 @@ def lose(worker: Worker, which: int, after: int, error: BaseException | None = N
 
 
 def submit(worker: Worker, prompt: Sequence[int], options: GenerationOptions = LONG) -> Ticket:
-    return worker.submit(*worker.engine.prepare(prompt, options))
+    return worker.submit(*worker.engine.preparer.prepare(prompt, options))
 
 
 def result(ticket: Ticket) -> Any:
@@ -137,7 +137,7 @@ def test_a_busy_replica_is_left_for_an_idle_one_though_it_has_the_prefix(make_wo
 
 def test_completions_of_one_prompt_stay_together(make_worker: Callable[..., Worker]) -> None:
     worker = make_worker(2)
-    tickets = worker.submit_all([worker.engine.prepare([i] * 20, LONG, 3) for i in range(4)])
+    tickets = worker.submit_all([worker.engine.preparer.prepare([i] * 20, LONG, 3) for i in range(4)])
     done = [result(ticket) for ticket in tickets]
     for i in range(0, 12, 3):
         assert len({c.devices for c in done[i : i + 3]}) == 1
@@ -154,7 +154,7 @@ def test_a_device_that_is_lost_loses_no_request(
     worker, texts = make_worker(2), prompts(18, seed=after)
     lose(worker, 0, after)
     with caplog.at_level(logging.WARNING, "bitnet"):
-        groups = [worker.engine.prepare(text, LONG, 1 + i % 2) for i, text in enumerate(texts)]
+        groups = [worker.engine.preparer.prepare(text, LONG, 1 + i % 2) for i, text in enumerate(texts)]
         tickets = worker.submit_all(groups)
         chunks = [[*ticket] for ticket in tickets]
     done: list[Any] = [updates[-1].result for updates in chunks]
@@ -176,9 +176,9 @@ def test_a_device_that_is_lost_loses_no_request(
 def test_log_probabilities_go_on_where_they_were(make_worker: Callable[..., Worker], make_rig: MakeRig) -> None:
     worker, tokens = make_worker(2), np.random.default_rng(5).integers(0, 256, 90).tolist()
     lose(worker, 0, 2)
-    ticket = worker.submit(worker.engine.prepare_score(tokens))
+    ticket = worker.submit(worker.engine.preparer.prepare_score(tokens))
     rig = make_rig()
-    rig.engine.add([rig.engine.prepare_score(tokens)])
+    rig.engine.add([rig.engine.preparer.prepare_score(tokens)])
     (expected,) = rig.finish().values()
     np.testing.assert_allclose(result(ticket), expected, atol=1e-5)
     assert worker.load().lost == ("one",)
@@ -188,7 +188,7 @@ def test_the_last_device_ends_every_request(make_worker: Callable[..., Worker]) 
     worker = make_worker(2)
     lose(worker, 0, 2)
     lose(worker, 1, 4)
-    tickets = worker.submit_all([worker.engine.prepare(text, LONG) for text in prompts(20)])
+    tickets = worker.submit_all([worker.engine.preparer.prepare(text, LONG) for text in prompts(20)])
     for ticket in tickets:
         with pytest.raises(DeviceLostError):
             list(ticket)
@@ -200,7 +200,7 @@ def test_an_error_that_is_not_the_devices_ends_all(make_worker: Callable[..., Wo
     """As where the model's file was cut short: no other replica can do better."""
     worker = make_worker(2)
     lose(worker, 1, 2, RuntimeError("a fault of the host"))
-    tickets = worker.submit_all([worker.engine.prepare(text, LONG) for text in prompts(20)])
+    tickets = worker.submit_all([worker.engine.preparer.prepare(text, LONG) for text in prompts(20)])
     for ticket in tickets:
         with pytest.raises(RuntimeError, match="a fault of the host"):
             list(ticket)
@@ -230,7 +230,7 @@ def test_one_that_is_cancelled_as_its_device_fails_ends(make_worker: Callable[..
 
     executable.collect = failing
     with held(worker):
-        tickets = worker.submit_all([worker.engine.prepare([i], LONG) for i in range(3)])
+        tickets = worker.submit_all([worker.engine.preparer.prepare([i], LONG) for i in range(3)])
     assert [result(ticket).finish_reason for ticket in tickets] == ["cancelled", "length", "length"]
 
 
@@ -246,7 +246,7 @@ def test_the_queue_is_bounded_for_all_replicas_together(make_worker: Callable[..
 
 def test_close_ends_what_is_queued(make_worker: Callable[..., Worker]) -> None:
     worker = make_worker(2)
-    tickets = worker.submit_all([worker.engine.prepare([i], LONG) for i in range(20)])
+    tickets = worker.submit_all([worker.engine.preparer.prepare([i], LONG) for i in range(20)])
     worker.close()
     for ticket in tickets[10:]:
         with pytest.raises(InvalidInputError, match="closed"):

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bitnet.core.engine import GenerationOptions
+from bitnet.core.engine import GenerationOptions, pacing
 from bitnet.core.engine import engine as engine_module
 from bitnet.core.engine.scheduler import shares
 from bitnet.core.hal import Limits, Step
@@ -44,8 +44,12 @@ def test_every_step_of_a_random_load(make_rig: MakeRig, monkeypatch: pytest.Monk
 
     def checked(repeat: int) -> Any:
         nonlocal steps
-        before = {s.number: s.computed for s in scheduler.sequences}
-        decoding = {s.number for s in scheduler._running if s.target - s.computed == 1 and s.table is not None}
+        before = {s.number: s.placement.computed for s in scheduler.sequences}
+        decoding = {
+            s.number
+            for s in scheduler._running
+            if s.target - s.placement.computed == 1 and s.placement.table is not None
+        }
         result = plan(repeat)
         steps += 1
         if result is None:
@@ -59,7 +63,7 @@ def test_every_step_of_a_random_load(make_rig: MakeRig, monkeypatch: pytest.Monk
             assert work[number].count == 1, "a decoding sequence was passed over"
         if decoding & set(work):
             prefill = sum(i.count for n, i in work.items() if n not in decoding)
-            assert prefill <= max(limits.max_tokens // 4, scheduler.beside_decode)
+            assert prefill <= max(limits.max_tokens // 4, scheduler._pace.beside_decode)
         assert work.keys() <= running
         assert scheduler._running[0].number in work, "the oldest sequence made no progress"
         first_seen.extend(s.number for s in scheduler._running if s.number not in first_seen)
@@ -84,12 +88,12 @@ def test_every_step_of_a_random_load(make_rig: MakeRig, monkeypatch: pytest.Monk
                 ignore_eos=True,
                 logprobs=1 if kind == 0 else None,
             )
-            sequences = rig.engine.prepare(tokens, options, int(rng.integers(1, 3)))
+            sequences = rig.engine.preparer.prepare(tokens, options, int(rng.integers(1, 3)))
             rig.engine.add(sequences)
             order.append(sequences[0].number)
             wanted.update({s.number: options.max_tokens for s in sequences})
         elif kind == 3:
-            sequence = rig.engine.prepare_score(tokens, int(rng.integers(1, len(tokens))))
+            sequence = rig.engine.preparer.prepare_score(tokens, int(rng.integers(1, len(tokens))))
             rig.engine.add([sequence])
             order.append(sequence.number)
             wanted[sequence.number] = len(tokens) - sequence._start
@@ -110,8 +114,8 @@ def test_every_step_of_a_random_load(make_rig: MakeRig, monkeypatch: pytest.Monk
 
 def test_a_short_prompt_does_not_wait_for_a_long_one(make_rig: MakeRig) -> None:
     rig = make_rig(limits=Limits(max_tokens=16, max_seqs=4, max_rows=4, max_blocks=32))
-    (long,) = rig.engine.prepare([1] * 120, GenerationOptions(max_tokens=1))
-    (short,) = rig.engine.prepare([2] * 8, GenerationOptions(max_tokens=1))
+    (long,) = rig.engine.preparer.prepare([1] * 120, GenerationOptions(max_tokens=1))
+    (short,) = rig.engine.preparer.prepare([2] * 8, GenerationOptions(max_tokens=1))
     for sequence in (long, short):
         rig.engine.add([sequence])
     done = [update.sequence for _ in range(3) for update in rig.engine.step()]
@@ -122,7 +126,7 @@ def test_a_short_prompt_does_not_wait_for_a_long_one(make_rig: MakeRig) -> None:
 def test_equal_prompts_end_one_after_the_other(make_rig: MakeRig) -> None:
     """With even shares all prompts would have their first tokens when the last one has it."""
     rig = make_rig(limits=Limits(max_tokens=16, max_seqs=4, max_rows=4, max_blocks=32))
-    prompts = [rig.engine.prepare([i] * 30, GenerationOptions(max_tokens=1))[0] for i in range(4)]
+    prompts = [rig.engine.preparer.prepare([i] * 30, GenerationOptions(max_tokens=1))[0] for i in range(4)]
     for prompt in prompts:
         rig.engine.add([prompt])
     ends: dict[int, int] = {}
@@ -136,7 +140,7 @@ def test_equal_prompts_end_one_after_the_other(make_rig: MakeRig) -> None:
 def test_who_was_preempted_comes_before_who_waits(make_rig: MakeRig) -> None:
     rig = make_rig(limits=Limits(max_tokens=16, max_seqs=2, max_rows=4, max_blocks=32), num_blocks=32)
     options = GenerationOptions(max_tokens=70, ignore_eos=True)
-    first, second, third = (rig.engine.prepare([i] * 20, options)[0] for i in (1, 2, 3))
+    first, second, third = (rig.engine.preparer.prepare([i] * 20, options)[0] for i in (1, 2, 3))
     for sequence in (first, second, third):
         rig.engine.add([sequence])
     scheduler = rig.engine._scheduler
@@ -149,13 +153,13 @@ def test_who_was_preempted_comes_before_who_waits(make_rig: MakeRig) -> None:
 
 def test_a_newcomer_leaves_each_running_sequence_a_block(make_rig: MakeRig) -> None:
     rig = make_rig(limits=Limits(max_tokens=16, max_seqs=4, max_rows=4, max_blocks=8), num_blocks=10)
-    runs, waits = (rig.engine.prepare([i] * 16, GenerationOptions(max_tokens=3))[0] for i in (1, 2))
+    runs, waits = (rig.engine.preparer.prepare([i] * 16, GenerationOptions(max_tokens=3))[0] for i in (1, 2))
     rig.engine.add([runs])
     rig.engine.step()  # holds four blocks; a fifth comes with the next token, and the newcomer needs five
     rig.engine.add([waits])
     rig.engine.step()
     assert rig.engine._scheduler.sequences == (runs, waits)
-    assert waits.table is None
+    assert waits.placement.table is None
     assert list(rig.finish()) == [runs.number, waits.number]
 
 
@@ -174,7 +178,7 @@ def test_prompts_beside_decoding_take_a_set_time(
 
     monkeypatch.setattr(rig.executable, "start", timed)
     monkeypatch.setattr(engine_module, "time", SimpleNamespace(perf_counter=lambda: now[0]))
-    monkeypatch.setattr(engine_module, "PROMPT_SECONDS", seconds)
+    monkeypatch.setattr(pacing, "PROMPT_SECONDS", seconds)
     rig.run([list(range(250)), [1, 2, 3]], max_tokens=30, ignore_eos=True)
     beside = [tokens - 1 for seqs, tokens in steps if seqs == 2 and tokens > 4]  # the first step has both prompts
     assert max(beside[1:]) == most

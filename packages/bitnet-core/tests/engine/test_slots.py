@@ -44,10 +44,10 @@ def random_request(rng: np.random.Generator) -> tuple[list[int], dict[str, Any]]
 def complete(rig: Any, requests: list[tuple[list[int], dict[str, Any]]], *, on_host: bool = False) -> list[Completion]:
     """All requests at once."""
     if on_host:
-        rig.engine._slots, rig.engine._logprobs_told = None, -1
+        rig.engine._slots, rig.engine._max_logprobs = None, -1
     numbers = []
     for prompt, options in requests:
-        sequences = rig.engine.prepare(prompt, GenerationOptions(**options))
+        sequences = rig.engine.preparer.prepare(prompt, GenerationOptions(**options))
         rig.engine.add(sequences)
         numbers.append(sequences[0].number)
     done = rig.finish()
@@ -94,7 +94,7 @@ def test_with_little_cache_slots_change_hands(
 
     monkeypatch.setattr(rig.engine._slots, "claim", watched)
     same(complete(rig, requests), wanted)
-    assert any(owner is not None and owner.slot is None for owner in changes), "no slot changed hands"
+    assert any(owner is not None and owner.placement.slot is None for owner in changes), "no slot changed hands"
 
 
 def test_more_sequences_than_slots(
@@ -119,7 +119,7 @@ def test_bursts_go_on(make_rig: MakeRig, monkeypatch: pytest.MonkeyPatch) -> Non
 
     rig.executable.start = counted
     rig.executable.read = lambda *given: pytest.fail("logits are read")
-    rig.engine._token_seconds = 0.001
+    rig.engine._pace._token_seconds = 0.001
     monkeypatch.setattr(rig.engine, "_timed", lambda step, rounds, wanted, _: rig.engine._compute(step, rounds, wanted))
     options = {"max_tokens": 60, "repetition_penalty": 1.2, "min_tokens": 21, "ignore_eos": True, "stop_tokens": [3]}
     options["logprobs"] = 5
@@ -137,7 +137,7 @@ def test_a_generation_that_another_engine_goes_on_with(make_rig: MakeRig, rng: n
     first, second = make_rig(), make_rig()
     numbers = []
     for prompt, options in requests:
-        sequences = first.engine.prepare(prompt, GenerationOptions(**options))
+        sequences = first.engine.preparer.prepare(prompt, GenerationOptions(**options))
         first.engine.add(sequences)
         numbers.append(sequences[0].number)
     done: dict[int, Any] = {}
@@ -145,5 +145,5 @@ def test_a_generation_that_another_engine_goes_on_with(make_rig: MakeRig, rng: n
         done |= {u.sequence: u.result for u in first.engine.step() if u.result is not None}
     for group in first.engine.surrender():
         second.engine.add(group)
-    done |= {u.sequence: u.result for u in first.engine.news() if u.result is not None} | second.finish()
+    done |= {u.sequence: u.result for u in first.engine.updates() if u.result is not None} | second.finish()
     same([done[number] for number in numbers], wanted)

@@ -14,7 +14,7 @@ MakeRig = Callable[..., Any]
 
 def force(rig: Any, text: bytes, **options: Any) -> Iterable[Any]:
     """Updates of a generation that is made to say ``text``, chosen by the host as it wants 21 log-probabilities."""
-    (sequence,) = rig.engine.prepare([1], GenerationOptions(logprobs=21, ignore_eos=True, **options))
+    (sequence,) = rig.engine.preparer.prepare([1], GenerationOptions(logprobs=21, ignore_eos=True, **options))
     wanted = iter(text)
     sequence._choose = lambda logits: next(wanted)
     rig.engine.add([sequence])

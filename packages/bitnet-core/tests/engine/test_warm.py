@@ -95,7 +95,7 @@ def traffic(engine: Engine, rng: np.random.Generator, requests: int, *, together
         options = GenerationOptions(
             max_tokens=int(rng.integers(1, 100)), temperature=float(i % 2), top_p=0.9 if i % 4 == 1 else 1.0
         )
-        waiting.append(engine.prepare(rng.integers(0, 16, rng.integers(1, 800)).tolist(), options))
+        waiting.append(engine.preparer.prepare(rng.integers(0, 16, rng.integers(1, 800)).tolist(), options))
     while waiting or engine.busy:
         for _ in range(len(waiting) if together else int(rng.integers(0, 2))):
             if waiting:
@@ -107,7 +107,7 @@ def prepare(engine: Engine, driver: Counting) -> int:
     """Prepare all usual steps and the stand-ins; the number of recordings made."""
     executable: Any = engine._executable
     prepare_stand_ins(executable, engine.stand_ins(), "none:0")
-    for step in usual_steps(engine.limits, engine.kv, engine.context):
+    for step in usual_steps(engine.limits, engine.kv, engine.preparer.context):
         executable.prepare(step)
     return driver.recorded
 
@@ -136,7 +136,9 @@ def test_64_prompts_at_once_record_nothing(make_engine: Callable[[], tuple[Engin
     rng = np.random.default_rng()
     for _ in range(64):
         engine.add(
-            engine.prepare(rng.integers(0, 260, 512).tolist(), GenerationOptions(max_tokens=64, ignore_eos=True))
+            engine.preparer.prepare(
+                rng.integers(0, 260, 512).tolist(), GenerationOptions(max_tokens=64, ignore_eos=True)
+            )
         )
     while engine.busy:
         engine.step()
@@ -154,7 +156,7 @@ def test_penalties_and_logprobs_record_nothing(make_rig: Callable[..., Any]) -> 
     for options in ({"repetition_penalty": 1.2}, {"logprobs": 5}, {"frequency_penalty": 0.1, "top_p": 0.9}):
         for _ in range(64):
             given = GenerationOptions(max_tokens=24, ignore_eos=True, temperature=1.0, **options)
-            rig.engine.add(rig.engine.prepare(rng.integers(0, 260, 100).tolist(), given))
+            rig.engine.add(rig.engine.preparer.prepare(rng.integers(0, 260, 100).tolist(), given))
         while rig.engine.busy:
             rig.engine.step()
     assert driver.recorded == ready
@@ -174,7 +176,7 @@ def test_what_stands_in_for_all_other_sizes(make_rig: Callable[..., Any], togeth
     traffic(engine, rng, 60, together=together)
     for options in ({"repetition_penalty": 1.2}, {"logprobs": 5}, {"frequency_penalty": 0.1, "top_p": 0.9}):
         given = GenerationOptions(max_tokens=24, ignore_eos=True, temperature=1.0, **options)
-        engine.add(engine.prepare(rng.integers(0, 260, 100).tolist(), given))
+        engine.add(engine.preparer.prepare(rng.integers(0, 260, 100).tolist(), given))
         while engine.busy:
             engine.step()
     assert driver.recorded == ready

@@ -53,7 +53,7 @@ def gate(monkeypatch: pytest.MonkeyPatch) -> Callable[[Worker], AbstractContextM
 
 
 def complete(worker: Worker, prompt: list[int], options: GenerationOptions = LONG) -> Any:
-    return result(worker.submit(*worker.engine.prepare(prompt, options)))
+    return result(worker.submit(*worker.engine.preparer.prepare(prompt, options)))
 
 
 def result(ticket: Ticket) -> Any:
@@ -70,7 +70,7 @@ def test_many_threads_at_once(worker: Worker, make_rig: MakeRig) -> None:
 
 
 def test_cancel_from_another_thread(worker: Worker) -> None:
-    ticket = worker.submit(*worker.engine.prepare([1, 2], LONG))
+    ticket = worker.submit(*worker.engine.preparer.prepare([1, 2], LONG))
     updates: Any = iter(ticket)
     next(updates)
     threading.Thread(target=ticket.cancel).start()
@@ -116,7 +116,7 @@ def test_an_error_that_was_told_is_told_again(worker: Worker, monkeypatch: pytes
         raise DeviceLostError("it stopped answering.", device="cpu:numpy")
 
     monkeypatch.setattr(worker.engine._executable, "collect", lose)
-    request = Request(None, worker.submit(*worker.engine.prepare([1, 2], LONG)))
+    request = Request(None, worker.submit(*worker.engine.preparer.prepare([1, 2], LONG)))
     with pytest.raises(DeviceLostError, match="stopped answering"):
         list(request)
     for _ in range(2):
@@ -127,7 +127,7 @@ def test_an_error_that_was_told_is_told_again(worker: Worker, monkeypatch: pytes
 
 def test_close_ends_what_runs_and_what_waits(make_rig: MakeRig) -> None:
     worker = Worker(make_rig().engine)
-    tickets = [worker.submit(*worker.engine.prepare([i], LONG)) for i in range(9)]
+    tickets = [worker.submit(*worker.engine.preparer.prepare([i], LONG)) for i in range(9)]
     next(iter(tickets[0]))
     worker.close()
     for ticket in tickets:
@@ -146,7 +146,7 @@ def test_tasks_and_threads_get_the_same_tokens(worker: Worker, make_rig: MakeRig
     prompts = [[i, 3, i] for i in range(12)]
 
     async def one(prompt: list[int]) -> tuple[int, ...]:
-        updates: Any = [update async for update in worker.submit(*worker.engine.prepare(prompt, LONG))]
+        updates: Any = [update async for update in worker.submit(*worker.engine.preparer.prepare(prompt, LONG))]
         assert [u.result is None for u in updates] == [True] * (len(updates) - 1) + [False]
         tokens: tuple[int, ...] = updates[-1].result.tokens
         return tokens
@@ -158,26 +158,26 @@ def test_tasks_and_threads_get_the_same_tokens(worker: Worker, make_rig: MakeRig
     assert asyncio.run(every()) == [alone.one(p, max_tokens=100, ignore_eos=True).tokens for p in prompts]
 
 
-def test_news_that_comes_as_a_task_begins_to_wait_reaches_it(worker: Worker) -> None:
+def test_an_update_that_comes_as_a_task_begins_to_wait_reaches_it(worker: Worker) -> None:
     """Between the task's look at the queue and its wait; the engine's thread may be anywhere meanwhile."""
 
     class Queue:
         def __init__(self) -> None:
-            self.news: list[Update] = []
+            self.updates: list[Update] = []
 
         def put(self, update: Update) -> None:
-            self.news.append(update)
+            self.updates.append(update)
 
         def get_nowait(self) -> Update:
-            if self.news:
-                return self.news.pop()
+            if self.updates:
+                return self.updates.pop()
             wake([ticket.put(Update(0))])
             raise queue.Empty
 
-    prompt = worker.engine.prepare([1, 2], LONG)
+    prompt = worker.engine.preparer.prepare([1, 2], LONG)
     ticket = Ticket(worker, *prompt)
-    news: Any = Queue()
-    ticket._news = news
+    waiting: Any = Queue()
+    ticket._updates = waiting
 
     async def read() -> Update:
         return await asyncio.wait_for(anext(ticket), 20)
@@ -186,18 +186,18 @@ def test_news_that_comes_as_a_task_begins_to_wait_reaches_it(worker: Worker) -> 
 
 
 def test_who_waits_for_the_result_alone_is_not_woken_for_each_token(worker: Worker) -> None:
-    ticket = Ticket(worker, *worker.engine.prepare([1, 2], LONG))
+    ticket = Ticket(worker, *worker.engine.preparer.prepare([1, 2], LONG))
     ticket.put(Update(0))
-    ticket.hush()
+    ticket.skip_chunks()
     ticket.put(Update(1))
     last = Update(2, result=np.zeros(1))
     ticket.put(last)
     assert list(ticket) == [Update(0), last]
 
 
-def test_a_task_that_is_cancelled_while_it_waits_loses_no_news(worker: Worker) -> None:
+def test_a_task_that_is_cancelled_while_it_waits_loses_no_update(worker: Worker) -> None:
     async def impatient() -> int:
-        ticket = worker.submit(*worker.engine.prepare([1, 2], LONG))
+        ticket = worker.submit(*worker.engine.preparer.prepare([1, 2], LONG))
         updates: list[Update] = []
         while not updates or updates[-1].result is None:
             with suppress(asyncio.TimeoutError):
@@ -211,18 +211,18 @@ def test_a_task_that_is_cancelled_while_it_waits_loses_no_news(worker: Worker) -
 
 @pytest.mark.parametrize("call", ["close", "aclose", "result"])
 def test_a_result_that_an_interrupt_took_away_is_there(worker: Worker, call: str) -> None:
-    """It comes when the queue has handed out the last news, and before anybody has them."""
+    """It comes when the queue has handed out the last update, and before anybody has it."""
 
     class Queue(queue.SimpleQueue[Any]):
         def get(self, block: bool = True, timeout: float | None = None) -> Any:
-            news = super().get(block, timeout)
-            if news.result is not None:
+            update = super().get(block, timeout)
+            if update.result is not None:
                 raise KeyboardInterrupt
-            return news
+            return update
 
-    ticket = Ticket(worker, *worker.engine.prepare([1, 2], GenerationOptions(max_tokens=3)))
-    ticket._news = Queue()
-    for update in (*worker.submit(*worker.engine.prepare([1, 2], GenerationOptions(max_tokens=3))),):
+    ticket = Ticket(worker, *worker.engine.preparer.prepare([1, 2], GenerationOptions(max_tokens=3)))
+    ticket._updates = Queue()
+    for update in (*worker.submit(*worker.engine.preparer.prepare([1, 2], GenerationOptions(max_tokens=3))),):
         ticket.put(update)
     request = Request(None, ticket)
     with pytest.raises(KeyboardInterrupt):
@@ -243,7 +243,7 @@ def test_a_second_task_that_waits_is_told(worker: Worker, gate: Any) -> None:
 
     async def both() -> None:
         with gate(worker):
-            ticket = worker.submit(*worker.engine.prepare([1, 2], LONG))
+            ticket = worker.submit(*worker.engine.preparer.prepare([1, 2], LONG))
             first = asyncio.ensure_future(anext(ticket))
             await asyncio.sleep(0)
             with pytest.raises(InvalidInputError, match="another task waits"):
@@ -256,7 +256,7 @@ def test_a_second_task_that_waits_is_told(worker: Worker, gate: Any) -> None:
 
 def test_a_loop_that_is_gone_disturbs_nobody(worker: Worker) -> None:
     async def leave() -> Any:
-        ticket = worker.submit(*worker.engine.prepare([1, 2], LONG))
+        ticket = worker.submit(*worker.engine.preparer.prepare([1, 2], LONG))
         await anext(ticket)
         waiting = asyncio.ensure_future(anext(ticket))
         await asyncio.sleep(0)
@@ -274,20 +274,20 @@ def test_the_queue_takes_so_many_requests(make_rig: MakeRig, gate: Any) -> None:
     most = engine.limits.max_seqs + 2
     worker = Worker(engine, max_queue=2)
     with gate(worker):
-        taken = [worker.submit(*engine.prepare([i], LONG)) for i in range(most)]
+        taken = [worker.submit(*engine.preparer.prepare([i], LONG)) for i in range(most)]
         with pytest.raises(QueueFullError, match=f"{most} requests run or wait, and the limit is {most}"):
-            worker.submit(*engine.prepare([9], LONG))
+            worker.submit(*engine.preparer.prepare([9], LONG))
         taken.pop().cancel()
     assert [result(ticket).finish_reason for ticket in taken] == ["length"] * len(taken)
     with pytest.raises(InvalidInputError, match=f"asks for {most + 1} generations; at most {most} may"):
-        worker.submit_all([engine.prepare([i], LONG) for i in range(most + 1)])
+        worker.submit_all([engine.preparer.prepare([i], LONG) for i in range(most + 1)])
     with gate(worker):
-        first = worker.submit(*engine.prepare([1], LONG))
+        first = worker.submit(*engine.preparer.prepare([1], LONG))
         with pytest.raises(QueueFullError):  # all or none
-            worker.submit_all([engine.prepare([i], LONG) for i in range(most)])
+            worker.submit_all([engine.preparer.prepare([i], LONG) for i in range(most)])
     assert result(first).finish_reason == "length"
     assert worker.load().running == worker.load().waiting == 0
-    assert len(worker.submit_all([engine.prepare([i], LONG) for i in range(most)])) == most
+    assert len(worker.submit_all([engine.preparer.prepare([i], LONG) for i in range(most)])) == most
     worker.close()
 
 
@@ -295,9 +295,9 @@ def test_the_queue_takes_so_many_prompt_tokens(make_rig: MakeRig, gate: Any) -> 
     engine = make_rig().engine
     worker = Worker(engine, max_queue_tokens=5)
     with gate(worker):
-        first = worker.submit(*engine.prepare([1] * 9, LONG))  # none waits, so it may be long
+        first = worker.submit(*engine.preparer.prepare([1] * 9, LONG))  # none waits, so it may be long
         with pytest.raises(QueueFullError, match="9 prompt tokens wait, and the limit is 5"):
-            worker.submit(*engine.prepare([1], LONG))
+            worker.submit(*engine.preparer.prepare([1], LONG))
     assert len(result(first).tokens) == 100
     worker.close()
 
@@ -306,7 +306,7 @@ def test_the_load_says_what_runs_waits_and_is_cached(make_rig: MakeRig, gate: An
     engine = make_rig().engine
     worker = Worker(engine)
     with gate(worker):
-        tickets = [worker.submit(*engine.prepare([1, 2, i], LONG)) for i in range(3)]
+        tickets = [worker.submit(*engine.preparer.prepare([1, 2, i], LONG)) for i in range(3)]
         load = worker.load()
         assert (load.running, load.waiting, load.waiting_tokens) == (0, 3, 9)
     seen = []

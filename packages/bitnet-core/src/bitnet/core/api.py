@@ -89,7 +89,7 @@ class Model:
         self._file, self._worker, self._replicas, self._warm_ups = file, worker, tuple(replicas), tuple(warm_ups)
         self._variables = env.snapshot()
         self.selection = replicas[0].selection
-        self.context = worker.engine.context
+        self.context = worker.engine.preparer.context
         # Also runs when the model is garbage-collected and at exit: the threads must end before the interpreter does.
         self._finalizer = weakref.finalize(self, _close, worker, self._replicas, self._warm_ups)
 
@@ -245,7 +245,7 @@ class Model:
                 f"the prompts are the text {brief(prompts)}; they must be several.",
                 hint="Put a single one into a list.",
             )
-        given, prepare = GenerationOptions(**options), self._worker.engine.prepare
+        given, prepare = GenerationOptions(**options), self._worker.engine.preparer.prepare
         tickets = self._worker.submit_all([prepare(self._tokens(p), given, n, constraint) for p in prompts])
         return [Request(self, ticket) for ticket in tickets]
 
@@ -402,7 +402,7 @@ class Model:
                 "step_tokens": engine.limits.max_tokens,
                 "i2s_layout": self._file.i2s_layout,
                 "deterministic": self.deterministic,
-                "prompt_lookup": engine.lookup,
+                "prompt_lookup": engine.preparer.lookup,
             },
         )
         key = key or env.text("BITNET_RECEIPT_KEY")
@@ -435,7 +435,7 @@ class Model:
             ) from None
 
     def _score(self, tokens: Sequence[int], start: int) -> npt.NDArray[np.float64]:
-        ticket = self._worker.submit(self._worker.engine.prepare_score(tokens, start))
+        ticket = self._worker.submit(self._worker.engine.preparer.prepare_score(tokens, start))
         try:
             (update,) = ticket
         finally:

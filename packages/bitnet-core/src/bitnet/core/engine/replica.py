@@ -54,7 +54,7 @@ class Replica:
         """Prompt tokens to compute there before the first token of ``group``, plus :data:`REQUEST_TOKENS` per
         request."""
         prompt = len(group.sequences[0].tokens) - self.engine.cached(group.digests)
-        begun = sum(max(0, s.target - s.computed) for s in tuple(self.held.values()))
+        begun = sum(max(0, s.target - s.placement.computed) for s in tuple(self.held.values()))
         return prompt + begun + REQUEST_TOKENS * len(self.held)
 
     def take(self, group: Group) -> None:

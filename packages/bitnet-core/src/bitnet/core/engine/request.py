@@ -55,7 +55,7 @@ class Request(Iterator[Chunk], AsyncIterator[Chunk]):
 
     def result(self) -> Completion:
         """Wait for the completion and discard further chunks. An interrupt meanwhile ends the generation."""
-        self._ticket.hush()
+        self._ticket.skip_chunks()
         try:
             for _ in self:
                 pass

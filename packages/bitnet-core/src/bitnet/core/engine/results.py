@@ -112,7 +112,7 @@ class Chunk:
 
 @dataclass(frozen=True, slots=True)
 class Update:
-    """News of one sequence: a chunk of a generation, and the result together with the last chunk.
+    """What is new of one sequence: a chunk of a generation, and the result together with the last chunk.
 
     ``result`` is the :class:`Completion` of a generation, or the log-probabilities ``float64[n]`` of a scoring.
     """

@@ -93,9 +93,9 @@ def token_logprob(logits: F32, token: int, top: int) -> TokenLogprob:
     )
 
 
-def told_logprobs(told: Logprobs, rows: slice, tokens: Sequence[int], top: int) -> list[TokenLogprob]:
+def device_logprobs(found: Logprobs, rows: slice, tokens: Sequence[int], top: int) -> list[TokenLogprob]:
     """The log-probabilities of ``tokens`` from a device's results for each pass of a run and each of ``rows``."""
-    chosen, ids, values = (np.concatenate(part[:, rows]).tolist() for part in told)
+    chosen, ids, values = (np.concatenate(part[:, rows]).tolist() for part in found)
     return [
         TokenLogprob(
             token, chosen[i], tuple(pair for pair in zip(ids[i][:top], values[i], strict=False) if pair[0] >= 0)

@@ -20,7 +20,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from bitnet.core.engine.blocks import BlockPool, BlockTable
-from bitnet.core.engine.lookup import CAPS, Pace
+from bitnet.core.engine.pacing import DRAFT_SIZES, Pace
 from bitnet.core.engine.sequence import TokenSequence
 from bitnet.core.hal import Limits
 
@@ -68,14 +68,11 @@ def shares(wanted: list[int], budget: int) -> list[int]:
 class Scheduler:
     """Holds the waiting and running sequences, and the bookkeeping of the KV cache."""
 
-    def __init__(self, limits: Limits, num_blocks: int, block_size: int) -> None:
-        self._limits, self._block_size = limits, block_size
-        self.beside_decode = self._least_beside = max(1, limits.max_tokens // 4)
-        """Maximum prompt tokens in a step while sequences decode."""
+    def __init__(self, limits: Limits, num_blocks: int, block_size: int, pace: Pace) -> None:
+        self._limits, self._block_size, self._pace = limits, block_size, pace
         self._waiting: deque[TokenSequence] = deque()
         self._running: list[TokenSequence] = []  # in order of admission
         self.pool = BlockPool(num_blocks)
-        self.pace = Pace()
 
     @property
     def sequences(self) -> tuple[TokenSequence, ...]:
@@ -105,7 +102,7 @@ class Scheduler:
     def forget(self) -> None:
         """Give up all sequences, after a failure. Their KV cache is lost, and this scheduler must not be used again."""
         for sequence in self._running:
-            sequence.table, sequence.computed = None, 0
+            sequence.placement.table, sequence.placement.computed = None, 0
         self._running.clear()
         self._waiting.clear()
 
@@ -115,7 +112,7 @@ class Scheduler:
         Args:
             max_repeat: Maximum tokens per sequence before the host sees them, if all sequences only decode.
         """
-        work = [Work(s, s.computed, 1, range(1)) for s in self._decoding()]
+        work = [Work(s, s.placement.computed, 1, range(1)) for s in self._decoding()]
         self._admit()
         repeat = 1
         if work and len(work) == len(self._running):
@@ -126,17 +123,18 @@ class Scheduler:
                 repeat = self._repeat(work, max(1, max_repeat // 2) if self._waiting else max_repeat)
         work += self._prefill(work)
         for item in work:
-            item.sequence.computed += item.count
-            self._table(item.sequence).record(item.sequence.tokens, item.sequence.computed)
+            placement = item.sequence.placement
+            placement.computed += item.count
+            self._table(item.sequence).record(item.sequence.tokens, placement.computed)
         return Plan(tuple(work), repeat) if work else None
 
     def _decoding(self) -> list[TokenSequence]:
         """The work of sequences that need one more position, each with a block for it."""
         ready, gone = [], set()
         for sequence in tuple(self._running):
-            if sequence in gone or sequence.target - sequence.computed != 1:
+            if sequence in gone or sequence.target - sequence.placement.computed != 1:
                 continue
-            while not self._table(sequence).reserve(sequence.computed + 1):
+            while not self._table(sequence).reserve(sequence.placement.computed + 1):
                 last = self._running.pop()
                 self._leave_cache(last)
                 self._waiting.appendleft(last)
@@ -158,14 +156,14 @@ class Scheduler:
 
     def drafts(self, sequences: Sequence[TokenSequence]) -> list[Sequence[int]]:
         """Drafts to feed decoding sequences besides their next tokens; empty if there are none worth feeding."""
-        room = min(self._limits.max_rows, self._limits.max_tokens) - len(sequences)
-        if room < len(sequences):  # looking for drafts takes time, too
+        budget = min(self._limits.max_rows, self._limits.max_tokens) - len(sequences)
+        if budget < len(sequences):  # looking for drafts takes time, too
             return []
-        drafts = [sequence.draft(CAPS[-1]) for sequence in sequences]
+        drafts = [sequence.draft(DRAFT_SIZES[-1]) for sequence in sequences]
         if not any(draft.tokens for draft in drafts):
             return []
-        cap = self.pace.choose(drafts, room)
-        return [draft.tokens[:cap] for draft in drafts] if cap else []
+        size = self._pace.drafts.choose(drafts, budget)
+        return [draft.tokens[:size] for draft in drafts] if size else []
 
     def _repeat(self, work: list[Work], most: int) -> int:
         """Number of tokens for which a step of decoding sequences can run without the host."""
@@ -195,7 +193,7 @@ class Scheduler:
                 table.release()
                 return
             table.reserve(sequence.target)
-            sequence.table, sequence.computed = table, cached
+            sequence.placement.table, sequence.placement.computed = table, cached
             sequence.started(cached)
             self._running.append(self._waiting.popleft())
 
@@ -204,27 +202,28 @@ class Scheduler:
         prompts = [s for s in self._running if id(s) not in planned and not s.held]
         budget = self._limits.max_tokens - len(decoding)
         if decoding:
-            budget = min(budget, max(self.beside_decode, self._least_beside))
-        given = shares([s.target - s.computed for s in prompts], budget)
+            budget = min(budget, self._pace.beside_decode)
+        given = shares([s.target - s.placement.computed for s in prompts], budget)
         rows = self._limits.max_rows - len(decoding)
         work = []
         for i, (sequence, share) in enumerate(zip(prompts, given, strict=True)):
             spare = rows - (len(prompts) - i - 1)  # leave a row for each later prompt
-            before_rows = max(0, sequence.first_row - sequence.computed)
+            before_rows = max(0, sequence.first_row - sequence.placement.computed)
             count = min(share, before_rows + spare)
             if count > 0:
                 wanted = range(before_rows, count)
                 rows -= len(wanted)
-                work.append(Work(sequence, sequence.computed, count, wanted))
+                work.append(Work(sequence, sequence.placement.computed, count, wanted))
         return work
 
     def _leave_cache(self, sequence: TokenSequence) -> None:
         table = self._table(sequence)
-        table.record(sequence.tokens, sequence.computed)
+        table.record(sequence.tokens, sequence.placement.computed)
         table.release()
-        sequence.table, sequence.computed = None, 0
+        sequence.placement.table, sequence.placement.computed = None, 0
 
     @staticmethod
     def _table(sequence: TokenSequence) -> BlockTable:
-        assert sequence.table is not None
-        return sequence.table
+        table = sequence.placement.table
+        assert table is not None
+        return table

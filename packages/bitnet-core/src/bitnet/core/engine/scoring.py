@@ -34,7 +34,7 @@ class Scoring(TokenSequence):
         return True
 
     def accept(
-        self, sampled: Sequence[int], logits: F32 | None, told: Sequence[TokenLogprob] = (), drafted: int = 0
+        self, sampled: Sequence[int], logits: F32 | None, reported: Sequence[TokenLogprob] = (), drafted: int = 0
     ) -> None:
         assert logits is not None
         first = self._start + self._scored
@@ -44,7 +44,7 @@ class Scoring(TokenSequence):
         self._scored += len(wanted)
         self.finished = self.first_row == self.target
 
-    def news(self) -> Update | None:
+    def update(self) -> Update | None:
         return Update(self.number, result=np.concatenate([*self._scores, np.empty(0)])) if self.finished else None
 
     def end(self, reason: FinishReason) -> Update:

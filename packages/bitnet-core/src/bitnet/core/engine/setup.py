@@ -9,6 +9,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, get_args
 
 from bitnet.core.engine.engine import Engine
+from bitnet.core.engine.preparer import Preparer
 from bitnet.core.errors import InvalidInputError, ModelFileError, OutOfMemoryError
 from bitnet.core.hal import Device, Executable, KVDtype, KVSpec, Limits, Weight
 from bitnet.core.hal.check import check_features
@@ -173,19 +174,22 @@ def open_engine(
     tokenizer = file.tokenizer
     check_features(program, device.info)
     executable = device.compile(program)
-    engine = Engine(
-        executable,
-        limits=limits,
-        kv=program.kv,
+    preparer = Preparer(
         context=context,
         vocab_size=config.vocab_size,
         eos=tokenizer.eos_ids,
         text=lambda prompt: StreamDecoder(tokenizer, after=prompt),
+        lookup=lookup,
+        longest=config.context_length,
+    )
+    engine = Engine(
+        executable,
+        preparer,
+        limits=limits,
+        kv=program.kv,
         device=device.info.name,
         check=lambda: file.gguf.check() if file.gguf.lost else None,
         first=first,
         features=device.info.features,
-        lookup=lookup,
-        longest=config.context_length,
     )
     return engine, executable

@@ -20,18 +20,18 @@ class Slots:
 
     def claim(self, sequence: TokenSequence) -> None:
         """Give a sequence that wants a slot one, if any is free, and bring it up to date."""
-        if sequence.slot is None:
-            sequence.slot = next((i for i, owner in enumerate(self._owners) if self._is_free(i, owner)), None)
-            if sequence.slot is None:
+        if sequence.placement.slot is None:
+            sequence.placement.slot = next((i for i, owner in enumerate(self._owners) if self._is_free(i, owner)), None)
+            if sequence.placement.slot is None:
                 return
-            previous = self._owners[sequence.slot]
-            if previous is not None and previous.slot == sequence.slot:
-                previous.slot = None
-            self._owners[sequence.slot] = sequence
+            previous = self._owners[sequence.placement.slot]
+            if previous is not None and previous.placement.slot == sequence.placement.slot:
+                previous.placement.slot = None
+            self._owners[sequence.placement.slot] = sequence
         elif not sequence.slot_is_stale:
             return
-        self._executable.fill_slot(sequence.slot, *sequence.slot_contents(self._vocab_size))
+        self._executable.fill_slot(sequence.placement.slot, *sequence.slot_contents(self._vocab_size))
 
     @staticmethod
     def _is_free(slot: int, owner: TokenSequence | None) -> bool:
-        return owner is None or owner.finished or owner.table is None or owner.slot != slot
+        return owner is None or owner.finished or owner.placement.table is None or owner.placement.slot != slot

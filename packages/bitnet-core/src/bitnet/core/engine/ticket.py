@@ -36,11 +36,11 @@ class Ticket:
 
     def __init__(self, worker: Owner, sequence: TokenSequence) -> None:
         self._worker = worker
-        self._news: queue.SimpleQueue[Update | None] = queue.SimpleQueue()
+        self._updates: queue.SimpleQueue[Update | None] = queue.SimpleQueue()
         self._waiting: asyncio.Future[None] | None = None
         self._open = True
         self._awaited = False
-        self._hushed = False
+        self._skips_chunks = False
         self._ended = False
         self._last: Update | None = None
         self.sequence = sequence
@@ -64,8 +64,8 @@ class Ticket:
             self._worker.check_here()
             ended = self._ended
             with suppress(queue.Empty):
-                return self._taken(self._news.get(timeout=0 if ended else WAIT_SECONDS))
-            if ended:  # an interrupt came between the queue and here, and took the last news with it
+                return self._taken(self._updates.get(timeout=0 if ended else WAIT_SECONDS))
+            if ended:  # an interrupt came between the queue and here, and took the last update with it
                 return self._taken(self._last)
         raise StopIteration
 
@@ -91,7 +91,7 @@ class Ticket:
                 waiting = self._waiting = asyncio.get_running_loop().create_future()
                 ended = self._ended
                 with suppress(queue.Empty):
-                    return self._taken(self._news.get_nowait())
+                    return self._taken(self._updates.get_nowait())
                 if ended:
                     return self._taken(self._last)
                 await waiting
@@ -99,11 +99,11 @@ class Ticket:
             self._awaited = False
         raise StopAsyncIteration
 
-    def _taken(self, news: Update | None) -> Update:
-        self._open = news is not None and news.result is None
-        if news is None:
+    def _taken(self, update: Update | None) -> Update:
+        self._open = update is not None and update.result is None
+        if update is None:
             raise self._worker.end()
-        return news
+        return update
 
     def failure(self) -> BaseException:
         """The error that came in place of a result."""
@@ -117,19 +117,19 @@ class Ticket:
         if self._open:
             self._worker.cancel(self.sequence)
 
-    def hush(self) -> None:
+    def skip_chunks(self) -> None:
         """From now on, skip all updates except the result, so that a thread waiting for the result is woken only
         once."""
-        self._hushed = True
+        self._skips_chunks = True
 
-    def put(self, news: Update | None) -> asyncio.Future[None] | None:
+    def put(self, update: Update | None) -> asyncio.Future[None] | None:
         """Called by the worker with an update, or None after the last. Returns the future that a task waits for, if
         any."""
-        if self._hushed and news is not None and news.result is None:
+        if self._skips_chunks and update is not None and update.result is None:
             return None
-        self._news.put(news)
-        if news is None or news.result is not None:
-            self._last, self._ended = news, True
+        self._updates.put(update)
+        if update is None or update.result is not None:
+            self._last, self._ended = update, True
         waiting, self._waiting = self._waiting, None
         return waiting
 

@@ -50,14 +50,16 @@ def stand_ins(limits: Limits, kv: KVSpec, context: int, *, features: Collection[
     """
     layout, most = StepLayout(limits), min(limits.max_seqs, kv.num_blocks, limits.max_tokens)
 
-    def step(tokens: int, rows: bool, sampling: SamplingParams, *, slot: bool = False, told: int | None = None) -> Step:
+    def step(
+        tokens: int, rows: bool, sampling: SamplingParams, *, slot: bool = False, logprobs: int | None = None
+    ) -> Step:
         parts = []
         for i, count in enumerate([1] * (most - 1) + [tokens - most + 1]):
             length = context if i == 0 else count
             blocks = [0] * (-(-length // kv.block_size) - 1) + [kv.num_blocks - 1 - i]
             adjustment = Adjustment(0) if slot and i == 0 else None
             parts.append(SequenceStep([0] * count, length, blocks, [count - 1] if rows else [], sampling, adjustment))
-        return Step(layout, parts, block_size=kv.block_size, logits=tokens > most and rows, logprobs=told)
+        return Step(layout, parts, block_size=kv.block_size, logits=tokens > most and rows, logprobs=logprobs)
 
     largest = min(limits.max_tokens, most - 1 + context)
     yield step(largest, True, FILTERED)
@@ -67,7 +69,7 @@ def stand_ins(limits: Limits, kv: KVSpec, context: int, *, features: Collection[
     if PENALTIES in features:
         yield step(largest, True, FILTERED, slot=True)
     if LOGPROBS in features:
-        yield step(largest, True, GREEDY, told=0)
+        yield step(largest, True, GREEDY, logprobs=0)
 
 
 def usual_steps(

@@ -50,7 +50,7 @@ class Load:
 
 
 class Worker:
-    """Owns engines of the same model. Others may call only the engines' ``prepare`` methods.
+    """Owns engines of the same model. Others may use only the engines' preparers.
 
     With one engine, each request goes to its queue at once. With several, a request waits here until one has a place.
     It goes where the fewest tokens must be computed first: where its prefix is cached, or where the load is lowest.
@@ -139,7 +139,7 @@ class Worker:
         return [replica for replica in self.replicas if not replica.lost]
 
     def _waiting(self) -> list[TokenSequence]:
-        return [ticket.sequence for ticket in self._tickets.values() if ticket.sequence.table is None]
+        return [ticket.sequence for ticket in self._tickets.values() if ticket.sequence.placement.table is None]
 
     def _check_room(self, prompts: Sequence[Sequence[TokenSequence]]) -> None:
         """Raise QueueFullError if ``prompts`` are too many for the queue now, InvalidInputError if they always would

@@ -12,6 +12,7 @@ import pytest
 
 from bitnet.core.engine.engine import Engine
 from bitnet.core.engine.options import GenerationOptions
+from bitnet.core.engine.preparer import Preparer
 from bitnet.core.engine.results import Completion
 from bitnet.core.hal import DETERMINISTIC, Device, Executable, KVDtype, Limits, Program
 from bitnet.core.testing.base import DeviceTests
@@ -81,7 +82,7 @@ def answers(engine: Engine, asks: Sequence[Ask], arrivals: Sequence[int]) -> tup
     while coming or engine.busy:
         while coming and (arrivals[coming[0]] <= step or not engine.busy):
             i = coming.pop(0)
-            (sequences[i],) = engine.prepare(asks[i].prompt, asks[i].options)
+            (sequences[i],) = engine.preparer.prepare(asks[i].prompt, asks[i].options)
             engine.add([sequences[i]])
         had = {i: s.computed for i, s in sequences.items() if not s.finished}
         for update in engine.step():
@@ -106,15 +107,15 @@ def engines(device: Device, program: Program, load: Load, vocab: int) -> Iterato
 
     def make() -> Engine:
         assert program.kv is not None
+        preparer = Preparer(
+            context=load.context, vocab_size=vocab, eos=frozenset(), text=lambda prompt: _NoText(), lookup=False
+        )
         made.append(
             Engine(
                 executable,
+                preparer,
                 limits=program.limits,
                 kv=program.kv,
-                context=load.context,
-                vocab_size=vocab,
-                eos=frozenset(),
-                text=lambda prompt: _NoText(),
                 device=device.info.name,
                 features=device.info.features,
             )

@@ -9,10 +9,11 @@ from collections.abc import Callable, Sequence
 from numbers import Integral
 
 from bitnet.core.engine.constraint import MakesConstraint
+from bitnet.core.engine.generation import Generation
 from bitnet.core.engine.options import GenerationOptions
 from bitnet.core.engine.sampling import sibling_seed
 from bitnet.core.engine.scoring import Scoring
-from bitnet.core.engine.sequence import Generation, TextStream
+from bitnet.core.engine.sequence import TextStream
 from bitnet.core.errors import ContextFullError, InvalidInputError, brief
 
 
@@ -24,7 +25,8 @@ class Preparer:
         vocab_size: Number of token ids, which start at 0.
         eos: Ids that end a generation.
         text: Makes the decoder for the text that continues a prompt.
-        lookup: Whether text that repeats an earlier passage is drafted from it (:mod:`bitnet.core.engine.lookup`).
+        lookup: Whether text that repeats an earlier passage is drafted from it
+            (:mod:`bitnet.core.engine.prompt_lookup`).
         longest: Maximum context of the model; None: ``context``.
     """
 
@@ -38,8 +40,8 @@ class Preparer:
         lookup: bool,
         longest: int | None = None,
     ) -> None:
-        self.context, self.lookup = context, lookup
-        self._vocab_size, self._eos, self._text = vocab_size, eos, text
+        self.context, self.vocab_size, self.lookup = context, vocab_size, lookup
+        self._eos, self._text = eos, text
         self._numbers = itertools.count()
         more = longest is not None and context < longest
         self._or_longer = ", or load the model with a longer context (--context)." if more else "."
@@ -80,7 +82,7 @@ class Preparer:
             seed = 0 if options.temperature == 0 else secrets.randbits(63)
         stop = frozenset(options.stop_tokens) | (frozenset() if options.ignore_eos else self._eos)
         forbidden = {token for token, bias in (options.logit_bias or {}).items() if bias == -math.inf}
-        if len(forbidden | stop if options.min_tokens else forbidden) >= self._vocab_size:
+        if len(forbidden | stop if options.min_tokens else forbidden) >= self.vocab_size:
             by = "logit_bias and min_tokens forbid" if options.min_tokens else "logit_bias forbids"
             raise InvalidInputError(f"{by} every token.", hint="Allow at least one.")
         return tuple(
@@ -124,6 +126,6 @@ class Preparer:
     def _check_tokens(self, what: str, tokens: Sequence[int]) -> None:
         if not len(tokens):
             raise InvalidInputError(f"{what} has no tokens.")
-        wrong = next((t for t in tokens if not 0 <= t < self._vocab_size), None)
+        wrong = next((t for t in tokens if not 0 <= t < self.vocab_size), None)
         if wrong is not None:
-            raise InvalidInputError(f"{what} has token {wrong}; the vocabulary is 0 … {self._vocab_size - 1}.")
+            raise InvalidInputError(f"{what} has token {wrong}; the vocabulary is 0 … {self.vocab_size - 1}.")

@@ -7,7 +7,7 @@ import threading
 from collections.abc import Callable
 
 
-class Aside:
+class BackgroundThread:
     """Runs one call at a time in a thread that starts with the first call."""
 
     def __init__(self, name: str) -> None:

@@ -1,0 +1,300 @@
+"""Generations: prompts that are being continued, with their options, stop rules and results."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Callable, Sequence
+
+import numpy as np
+import numpy.typing as npt
+
+from bitnet.core.engine.constraint import Constraint, masked
+from bitnet.core.engine.options import GenerationOptions
+from bitnet.core.engine.prompt_logprobs import PromptLogprobs
+from bitnet.core.engine.prompt_lookup import NO_DRAFT, Draft, PromptLookup
+from bitnet.core.engine.results import Chunk, Completion, FinishReason, Timings, Update
+from bitnet.core.engine.sampling import TokenLogprob, adjusted_logits, sample, token_logprob
+from bitnet.core.engine.sequence import F32, TextStream, TokenSequence
+from bitnet.core.engine.stop import StopMatcher
+from bitnet.core.hal import IN_OUTPUT, IN_PROMPT, Adjustment, SamplingParams
+
+
+class Generation(TokenSequence):
+    """A prompt that is being continued.
+
+    Args:
+        stop_tokens: Token ids that end it.
+        context: Maximum length of prompt plus output, in tokens.
+        seed: Seed of this completion.
+        constraint: Decides which tokens it may choose; None: any.
+        lookup: Whether prompt lookup may draft tokens for it.
+        clock: Returns the time in seconds, from any origin.
+    """
+
+    def __init__(
+        self,
+        number: int,
+        prompt: Sequence[int],
+        options: GenerationOptions,
+        *,
+        stop_tokens: frozenset[int],
+        context: int,
+        seed: int,
+        text: TextStream,
+        constraint: Constraint | None = None,
+        lookup: bool = False,
+        clock: Callable[[], float] = time.perf_counter,
+    ) -> None:
+        super().__init__(number, prompt)
+        self._prompt = tuple(prompt)
+        self._options, self._stop_tokens, self._text, self._constraint = options, stop_tokens, text, constraint
+        self._params = SamplingParams(options.temperature, options.top_k, options.top_p, options.min_p, seed)
+        room = context - len(prompt)
+        self._most = room if options.max_tokens is None else min(options.max_tokens, room)
+        self._at_most: FinishReason = "length" if self._most == options.max_tokens else "context"
+        self._stopper = StopMatcher(options.stop_strings)
+        self._stop_reason: int | str | None = None
+        self._counts: Counter[int] = Counter()
+        self._logprobs: list[TokenLogprob] = []
+        asked = options.prompt_logprobs
+        self._of_prompt = None if asked is None else PromptLogprobs(prompt, asked)
+        self._pieces: list[str] = []
+        self._clock, self._submitted = clock, clock()
+        self._started: float | None = None
+        self._cached = 0
+        self._times: list[float] = []
+        self._devices: list[str] = []
+        self._forbids_end = False  # whether the slot forbids end tokens
+        self._lookup = PromptLookup(self.tokens) if lookup else None
+        self._drafted = self._agreed = 0
+        self._reported = len(prompt)  # number of tokens in updates so far
+        self._reason: FinishReason | None = None
+        self._logits: F32 | None = None  # those held
+
+    @property
+    def _generated(self) -> int:
+        return len(self.tokens) - len(self._prompt)
+
+    @property
+    def target(self) -> int:
+        return len(self.tokens)
+
+    @property
+    def _prompt_left(self) -> int:
+        """Tokens of the prompt whose log-probabilities are still to come."""
+        return 0 if self._of_prompt is None else self._of_prompt.left
+
+    @property
+    def first_row(self) -> int:
+        return len(self.tokens) - 1 - self._prompt_left
+
+    @property
+    def _must_go_on(self) -> bool:
+        return self._generated < self._options.min_tokens
+
+    @property
+    def _changes_logits(self) -> bool:
+        return self._options.changes_logits or self._must_go_on
+
+    @property
+    def _read_on_host(self) -> bool:
+        asked = self._options.logprobs
+        reported = asked is None or asked <= self.placement.max_logprobs
+        return self._constraint is not None or not reported or self._prompt_left > 0
+
+    @property
+    def logprobs_wanted(self) -> int | None:
+        return None if self._read_on_host or self.needs_logits else self._options.logprobs
+
+    @property
+    def needs_logits(self) -> bool:
+        return self._read_on_host or (self._changes_logits and self.placement.slot is None)
+
+    @property
+    def wants_slot(self) -> bool:
+        return self._changes_logits and not self._read_on_host
+
+    @property
+    def slot_is_stale(self) -> bool:
+        return self._forbids_end != self._must_go_on
+
+    def slot_contents(self, vocab_size: int) -> tuple[npt.NDArray[np.int32], F32]:
+        output = np.asarray(self.tokens[len(self._prompt) :], np.int64)
+        marks = (IN_OUTPUT * np.bincount(output, minlength=vocab_size)).astype(np.int32)
+        marks[list(self._prompt)] |= IN_PROMPT
+        biases = np.zeros(vocab_size, np.float32)
+        if given := self._options.logit_bias:
+            biases[list(given)] = list(given.values())
+        self._forbids_end = self._must_go_on
+        if self._forbids_end:
+            biases[list(self._stop_tokens)] = -np.inf
+        return marks, biases
+
+    @property
+    def adjustment(self) -> Adjustment | None:
+        if self.placement.slot is None or not self.wants_slot:
+            return None
+        o = self._options
+        return Adjustment(self.placement.slot, o.repetition_penalty, o.presence_penalty, o.frequency_penalty)
+
+    @property
+    def sampling(self) -> SamplingParams:
+        return self._params
+
+    @property
+    def steps_left(self) -> int:
+        most = self._options.min_tokens if self._must_go_on else self._most
+        return max(1, min(most, self._most) - self._generated)  # a step is needed, even if nothing is to be generated
+
+    @property
+    def looks_up(self) -> bool:
+        # A slot is updated one token at a time.
+        return self._lookup is not None and not self.needs_logits and not self.wants_slot
+
+    def draft(self, most: int) -> Draft:
+        if self._lookup is None or not self.looks_up:
+            return NO_DRAFT
+        return self._lookup.propose(min(most, self.steps_left - 1))
+
+    @property
+    def repeats(self) -> bool:
+        return self._lookup is not None and self._lookup.repeats
+
+    def started(self, cached: int) -> None:
+        if self.placement.device not in self._devices:
+            self._devices.append(self.placement.device)
+        if self._started is None:
+            self._started, self._cached = self._clock() - self._submitted, cached
+
+    def accept(
+        self, sampled: Sequence[int], logits: F32 | None, reported: Sequence[TokenLogprob] = (), drafted: int = 0
+    ) -> None:
+        now = self._clock() - self._submitted
+        self.held = False
+        if self._of_prompt is not None and self._of_prompt.left and logits is not None:
+            logits = self._of_prompt.take(logits)
+            if not len(logits):
+                return
+        room = self._most - self._generated
+        if logits is not None and room:
+            try:
+                chosen = self._choose(logits[0])
+                if chosen is None:
+                    self.held, self._logits = True, logits if logits is self._logits else logits.copy()
+                    return
+                sampled, self._logits = [chosen], None
+            except Exception as error:
+                if self._constraint is None:
+                    raise
+                # The constraint failed, so the tokens allowed next are unknown.
+                self._stop_reason, sampled = f"{type(error).__name__}: {error}", ()
+                self._end("failed")
+        new = list(sampled[:room])
+        if not self._stop_tokens.isdisjoint(new):
+            stop = next(i for i, token in enumerate(new) if token in self._stop_tokens)
+            self._times.append(now)
+            self._stop_reason = new[stop]
+            del new[stop:]
+            self._end("stop")
+        elif len(new) == room:
+            self._end(self._at_most)
+        if logits is not None and self._options.logprobs is not None:
+            self._logprobs += [token_logprob(logits[0], token, self._options.logprobs) for token in new]
+        self._logprobs += reported[: len(new)]
+        if self._options.changes_logits:
+            self._counts.update(new)
+        self._times += [now] * len(new)
+        self.tokens += new
+        if drafted:
+            self._drafted += drafted
+            self._agreed += len(sampled) - 1
+
+    def resume(self) -> None:
+        if self.held:
+            self.accept((), self._logits)
+
+    def update(self) -> Update | None:
+        return None if self._prompt_left else self._report()
+
+    def end(self, reason: FinishReason) -> Update:
+        self._end(reason)
+        return self._report()
+
+    def _end(self, reason: FinishReason) -> None:
+        self.finished, self._reason = True, reason
+
+    def _choose(self, logits: F32) -> int | None:
+        """The next token; None: the tokens that may be chosen are not known yet."""
+        forbidden = tuple(self._stop_tokens) if self._must_go_on else ()
+        logits = adjusted_logits(logits, self._options, prompt=self._prompt, counts=self._counts, forbidden=forbidden)
+        if self._constraint is None:
+            return sample(logits, self._params, len(self.tokens) - 1)
+        allowed = self._constraint.allowed()
+        if allowed is None:
+            return None
+        token = sample(masked(logits, allowed), self._params, len(self.tokens) - 1)
+        if token not in self._stop_tokens:
+            self._constraint.accept(token)
+        return token
+
+    def _new_text(self) -> list[str]:
+        """Text of the new tokens up to the first stop string, which ends the generation; later tokens are dropped."""
+        if not self._options.stop_strings:
+            return [self._text.push(*self.tokens[self._reported :])]
+        texts = []
+        for i in range(self._reported, len(self.tokens)):
+            texts.append(self._stopper.push(self._text.push(self.tokens[i])))
+            if self._stopper.matched is not None:
+                del self.tokens[i + 1 :], self._times[self._generated :], self._logprobs[self._generated :]
+                self._stop_reason = self._stopper.matched
+                self._end("stop")
+                break
+        return texts
+
+    def _report(self) -> Update:
+        """A chunk with what is new, and the whole result if it has ended."""
+        texts, reason = self._new_text(), self._reason
+        if reason is not None and self._stopper.matched is None:
+            texts.append(self._stopper.push(self._text.flush()))
+            if self._stopper.matched is not None and self._stop_reason is None:
+                self._stop_reason, reason = self._stopper.matched, "stop"
+            texts.append(self._stopper.flush())
+        text = "".join(texts)
+        self._pieces.append(text)
+        before, self._reported = self._reported - len(self._prompt), len(self.tokens)
+        asked = self._options.logprobs is not None
+        of_prompt = None if self._of_prompt is None else tuple(self._of_prompt.entries)
+        chunk = Chunk(
+            text,
+            tuple(self.tokens[len(self._prompt) + before :]),
+            tuple(self._logprobs[before:]) if asked else None,
+            reason,
+            of_prompt if len(self._pieces) == 1 else None,
+        )
+        if reason is None:
+            return Update(self.number, chunk)
+        total = self._clock() - self._submitted
+        timings = Timings(
+            prompt_tokens=len(self._prompt),
+            cached_tokens=self._cached,
+            started=total if self._started is None else self._started,
+            token_times=tuple(self._times),
+            total=total,
+            drafted_tokens=self._drafted,
+            accepted_tokens=self._agreed,
+        )
+        completion = Completion(
+            text="".join(self._pieces),
+            tokens=tuple(self.tokens[len(self._prompt) :]),
+            finish_reason=reason,
+            stop_reason=self._stop_reason,
+            logprobs=tuple(self._logprobs) if asked else None,
+            prompt_tokens=self._prompt,
+            seed=self._params.seed,
+            timings=timings,
+            options=self._options,
+            devices=tuple(self._devices),
+            prompt_logprobs=of_prompt,
+        )
+        return Update(self.number, chunk, completion)

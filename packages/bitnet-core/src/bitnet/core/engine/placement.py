@@ -1,0 +1,32 @@
+"""Where a sequence is in an engine: its device, its part of the KV cache, and its slot."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from bitnet.core.engine.blocks import BlockTable
+
+
+@dataclass(eq=False, slots=True)
+class Placement:
+    """The scheduler's state of one sequence. The engine replaces it when the sequence moves to another device.
+
+    Attributes:
+        device: Name of the device; empty before an engine has the sequence.
+        max_logprobs: Maximum likeliest tokens whose log-probabilities the device can report; -1: it reports none.
+        computed: Positions in the cache.
+        table: Blocks of the cache; None while the sequence waits.
+        slot: Index of the device's slot with the data that adjusts its logits (:mod:`bitnet.core.engine.slots`).
+    """
+
+    device: str = ""
+    max_logprobs: int = -1
+    computed: int = 0
+    table: BlockTable | None = None
+    slot: int | None = None
+
+    @property
+    def blocks(self) -> Sequence[int]:
+        """The blocks of the cache, in order of position."""
+        return self.table.blocks if self.table else ()
