@@ -84,11 +84,11 @@ def answers(engine: Engine, asks: Sequence[Ask], arrivals: Sequence[int]) -> tup
             i = coming.pop(0)
             (sequences[i],) = engine.preparer.prepare(asks[i].prompt, asks[i].options)
             engine.add([sequences[i]])
-        had = {i: s.computed for i, s in sequences.items() if not s.finished}
+        had = {i: s.placement.computed for i, s in sequences.items() if not s.finished}
         for update in engine.step():
             if isinstance(update.result, Completion):
                 done[update.sequence] = update.result
-        lost += sum(sequences[i].computed < computed for i, computed in had.items() if not sequences[i].finished)
+        lost += sum(sequences[i].placement.computed < n for i, n in had.items() if not sequences[i].finished)
         step += 1
     return [done[sequences[i].number] for i in range(len(asks))], lost
 
