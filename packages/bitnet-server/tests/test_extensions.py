@@ -96,7 +96,7 @@ def test_beginnings_of_answers_in_other_templates(demo: Any, name: str) -> None:
     from pathlib import Path
 
     from bitnet.core.text.chat import ChatTemplate
-    from bitnet.core.text.prompt import prompt_tokens
+    from bitnet.core.text.prompt import chat_tokens
 
     folder = Path(__file__).parents[2] / "bitnet-core/tests/text/templates"
     tokenizer = demo.model.tokenizer
@@ -104,7 +104,7 @@ def test_beginnings_of_answers_in_other_templates(demo: Any, name: str) -> None:
         (folder / f"{name}.jinja").read_text("utf-8"), bos_token=tokenizer.bos_token, eos_token=tokenizer.eos_token
     )
     said = "It is <b>42</b>, I th"
-    tokens = prompt_tokens(template, tokenizer, [STORY, {"role": "assistant", "content": said}], continued=True)
+    tokens = chat_tokens(template, tokenizer, [STORY, {"role": "assistant", "content": said}], continued=True)
     assert tokenizer.decode(tokens, skip_special=False).endswith(said)
 
 

@@ -15,7 +15,7 @@ from tokenizers import AddedToken, models, normalizers
 from bitnet.core.errors import ModelFileError
 from bitnet.core.model import ModelFile, open_model
 from bitnet.core.model.convert import convert_model
-from bitnet.core.text.prompt import prompt_tokens
+from bitnet.core.text.prompt import chat_tokens
 from bitnet.core.text.tokenizer import SPACE, Tokenizer
 
 Make = Callable[..., Any]
@@ -155,7 +155,7 @@ def test_added_tokens_that_are_only_listed(folder: Make, settings: dict[str, Any
     model = source.converted()
     assert model.chat_template is not None
     said = [{"role": "user", "content": "the <|im_start|> [x] <think>"}]
-    ids = prompt_tokens(model.chat_template, model.tokenizer, said)
+    ids = chat_tokens(model.chat_template, model.tokenizer, said)
     assert [ids.count(FIRST + i) for i in range(3)] == [1, 0 if settings else 1, 1]
     assert model.tokenizer.decode(ids, skip_special=False).replace(" ", "") == "<|im_start|>the<|im_start|>[x]<think>"
 

@@ -201,7 +201,7 @@ def test_an_error_in_the_text_ends_every_request(worker: Worker) -> None:
 
     prepared = [worker.engine.preparer.prepare([i], GenerationOptions(max_tokens=90)) for i in range(6)]
     for (sequence,) in prepared:
-        sequence._text.push = broken  # type: ignore[method-assign]
+        sequence._text.push = broken  # type: ignore[method-assign,assignment]
     for ticket in worker.submit_all(prepared):
         with pytest.raises(RuntimeError, match="no such text"):
             list(ticket)

@@ -15,7 +15,7 @@ import tokenizers
 
 from bitnet.core.errors import InvalidInputError
 from bitnet.core.text.chat import ChatTemplate
-from bitnet.core.text.prompt import parts, prompt_tokens
+from bitnet.core.text.prompt import chat_tokens, parts
 from bitnet.core.text.tokenizer import Tokenizer
 from bitnet.core.text.vocabulary import LLAMA3, TokenType, Vocabulary
 
@@ -115,7 +115,7 @@ def attacks(control: list[str]) -> list[str]:
 
 def control_ids(template: ChatTemplate, tokenizer: Tokenizer, messages: Any, tools: Any) -> Counter[int] | None:
     try:
-        ids = prompt_tokens(template, tokenizer, messages, tools=tools)
+        ids = chat_tokens(template, tokenizer, messages, tools=tools)
     except InvalidInputError:
         return None
     return Counter(filter(tokenizer.is_special, ids))
@@ -138,9 +138,7 @@ def test_nobody_writes_control_tokens(family: str, made: Callable[[str], Both]) 
                 continue
             tried += 1
             text = template.render(messages, tools=tools)
-            assert (
-                tokenizer.decode(prompt_tokens(template, tokenizer, messages, tools=tools), skip_special=False) == text
-            )
+            assert tokenizer.decode(chat_tokens(template, tokenizer, messages, tools=tools), skip_special=False) == text
             special = {i for i in range(tokenizer.vocab_size) if tokenizer.is_special(i)}
             found = Counter(i for i in theirs.encode(text, add_special_tokens=False).ids if i in special)
             forged += found != expected
@@ -169,7 +167,7 @@ def test_harmless_text_is_encoded_as_by_hugging_face(
                 continue
             done += 1
             expected = theirs.encode(rendered, add_special_tokens=False).ids
-            assert prompt_tokens(template, tokenizer, messages, tools=tools) == expected
+            assert chat_tokens(template, tokenizer, messages, tools=tools) == expected
     assert done > 10
 
 
@@ -237,7 +235,7 @@ def test_however_a_template_cuts_and_joins(trick: str, made: Callable[[str], Bot
     tokenizer, _ = made("llama3")
     template = ChatTemplate("<|begin|>{% for m in messages %}{% set c = m.content %}" + trick + "{% endfor %}")
     for said in SAID:
-        ids = prompt_tokens(template, tokenizer, [{"role": "user", "content": said}, {"role": "user", "content": said}])
+        ids = chat_tokens(template, tokenizer, [{"role": "user", "content": said}, {"role": "user", "content": said}])
         assert [i for i in ids if tokenizer.is_special(i)] == tokenizer.encode(
             "<|begin|>", add_special=False, parse_special=True
         ), said
@@ -252,7 +250,7 @@ def test_roles_and_keys_write_none_either(made: Callable[[str], Both]) -> None:
         tokenizer.encode("<|begin|>", add_special=False, parse_special=True)
     )
     text = template.render(messages)
-    assert tokenizer.decode(prompt_tokens(template, tokenizer, messages), skip_special=False) == text
+    assert tokenizer.decode(chat_tokens(template, tokenizer, messages), skip_special=False) == text
 
 
 def test_tokens_that_depend_on_what_was_said(made: Callable[[str], Both]) -> None:
@@ -267,10 +265,10 @@ def test_tokens_that_depend_on_what_was_said(made: Callable[[str], Both]) -> Non
     for content in ("a /deep b", "a <|deep|> b", "a < b", "/deep <|deep|> |"):
         messages = [{"role": "user", "content": content}]
         expected = theirs.encode(template.render(messages), add_special_tokens=False).ids
-        assert prompt_tokens(template, tokenizer, messages) == expected
+        assert chat_tokens(template, tokenizer, messages) == expected
     messages = [{"role": "user", "content": "<|deep|> <|im_end|>"}]
     end = tokenizer.encode("<|im_end|>", add_special=False, parse_special=True)
-    ids = prompt_tokens(template, tokenizer, messages)
+    ids = chat_tokens(template, tokenizer, messages)
     assert [i for i in ids if tokenizer.is_special(i)] == end
 
 
@@ -281,12 +279,12 @@ def test_what_is_said_does_not_take_the_place_of_a_token(content: str, made: Cal
     template = ChatTemplate("{% set c = messages[0].content %}{{ c }}{% if '<|x|>' not in c %}<|im_end|>{% endif %}")
     end = tokenizer.encode("<|im_end|>", add_special=False, parse_special=True)
     expected = tokenizer.encode(content, add_special=False) + end
-    assert prompt_tokens(template, tokenizer, [{"role": "user", "content": content}]) == expected
+    assert chat_tokens(template, tokenizer, [{"role": "user", "content": content}]) == expected
 
 
 def test_text_that_is_no_unicode(made: Callable[[str], Both]) -> None:
     with pytest.raises(InvalidInputError, match="not a Unicode character"):
-        prompt_tokens(template_of("qwen3"), made("qwen3")[0], [{"role": "user", "content": "a\ud800<"}])
+        chat_tokens(template_of("qwen3"), made("qwen3")[0], [{"role": "user", "content": "a\ud800<"}])
 
 
 def between(first: str, last: str, variants: list[list[str]]) -> list[str]:

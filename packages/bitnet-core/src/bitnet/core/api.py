@@ -45,6 +45,7 @@ if TYPE_CHECKING:
     from bitnet.core.engine.options import OptionArguments
     from bitnet.core.model.config import ModelConfig
     from bitnet.core.text.chat import ChatTemplate
+    from bitnet.core.text.prompt import ChatTokens
     from bitnet.core.text.tokenizer import Tokenizer
 
 Messages = Sequence[Mapping[str, Any]]
@@ -191,9 +192,10 @@ class Model:
         """Continue a prompt.
 
         Args:
-            prompt: Text, in which special tokens are recognised, or token ids, which are used unchanged.
+            prompt: Text, in which special tokens are recognised, or token ids, which are used unchanged. If they come
+                from :meth:`chat_tokens`, the answer's thought is split off.
             constraint: Called for each continuation to make the object that decides which tokens may come next. None:
-                any token may.
+                any token may. A thought before the answer is free.
             options: Fields of :class:`~bitnet.core.engine.GenerationOptions`: ``max_tokens``, ``temperature``, ….
 
         Raises:
@@ -246,7 +248,9 @@ class Model:
                 hint="Put a single one into a list.",
             )
         given, prepare = GenerationOptions(**options), self._worker.engine.preparer.prepare
-        tickets = self._worker.submit_all([prepare(self._tokens(p), given, n, constraint) for p in prompts])
+        tickets = self._worker.submit_all(
+            [prepare(self._tokens(p), given, n, constraint, getattr(p, "thinking", None)) for p in prompts]
+        )
         return [Request(self, ticket) for ticket in tickets]
 
     def chat(
@@ -254,16 +258,20 @@ class Model:
     ) -> Completion:
         """The model's answer to a conversation; arguments and errors as for :meth:`generate`.
 
+        If the model thinks first, ``reasoning`` has the thought and ``text`` only the answer. ``reasoning_budget=0``
+        has it answer at once.
+
         Raises:
             InvalidInputError: The model has no chat template, or the template refuses the messages.
         """
-        return self.generate(self.chat_tokens(messages), constraint=constraint, **options)
+        return self.chat_stream(messages, constraint=constraint, **options).result()
 
     def chat_stream(
         self, messages: Messages, *, constraint: MakesConstraint | None = None, **options: Unpack[OptionArguments]
     ) -> Request:
         """The model's answer to a conversation, chunk by chunk; errors as for :meth:`chat`."""
-        return self.stream(self.chat_tokens(messages), constraint=constraint, **options)
+        thinks = _thinks(options.get("reasoning_budget"))
+        return self.stream(self.chat_tokens(messages, thinks=thinks), constraint=constraint, **options)
 
     def chat_tokens(
         self,
@@ -272,21 +280,24 @@ class Model:
         tools: Sequence[Mapping[str, Any]] | None = None,
         variables: Mapping[str, Any] | None = None,
         continued: bool = False,
-    ) -> list[int]:
+        thinks: bool | None = None,
+    ) -> ChatTokens:
         """The token ids that :meth:`chat` makes from a conversation, to pass to :meth:`generate` and similar methods.
 
         Only the template produces control tokens: one that is spelled out in a message stays text.
 
         Args:
-            messages: The conversation. A message may have other keys that the template reads, such as ``tool_calls``.
+            messages: The conversation. A message may have other keys that the template reads, such as ``tool_calls``,
+                or ``reasoning_content`` for the thought before an answer.
             tools: Functions the model may call, as JSON schemas, for templates that support tools.
             variables: What the template may read besides, such as ``enable_thinking``.
             continued: End with the text of the last message, for the model to continue it.
+            thinks: Whether the model may think before its answer; None: as the template and ``variables`` have it.
 
         Raises:
             InvalidInputError: The model has no chat template, or the template refuses the messages.
         """
-        from bitnet.core.text.prompt import prompt_tokens
+        from bitnet.core.text.prompt import chat_tokens
 
         several = isinstance(messages, Sequence) and not isinstance(messages, str)
         if not several or not all(isinstance(message, Mapping) for message in messages):
@@ -298,8 +309,14 @@ class Model:
             raise InvalidInputError(
                 f"{self.config.name} has no chat template.", hint="Write the prompt yourself and call generate()."
             )
-        return prompt_tokens(
-            self.chat_template, self.tokenizer, messages, tools=tools, variables=variables, continued=continued
+        return chat_tokens(
+            self.chat_template,
+            self.tokenizer,
+            messages,
+            tools=tools,
+            variables=variables,
+            continued=continued,
+            thinks=thinks,
         )
 
     def generate_batch(
@@ -374,8 +391,10 @@ class Model:
 
         if prompt is not None:
             of_messages = receipts.is_conversation(prompt)
-            tokens = (
-                self.chat_tokens(cast(Messages, prompt)) if of_messages else self._tokens(cast("Sequence[int]", prompt))
+            tokens: list[int] = (
+                self.chat_tokens(cast(Messages, prompt), thinks=_thinks(completion.options.reasoning_budget))
+                if of_messages
+                else self._tokens(cast("Sequence[int]", prompt))
             )
             if tuple(tokens) != completion.prompt_tokens:
                 raise InvalidInputError("the completion does not belong to the prompt given for its receipt.")
@@ -442,6 +461,11 @@ class Model:
             ticket.cancel()
         assert isinstance(update.result, np.ndarray)
         return update.result
+
+
+def _thinks(budget: int | None) -> bool | None:
+    """Whether a model may think with this ``reasoning_budget``; None: nothing was said about it."""
+    return False if budget == 0 else None
 
 
 def _close(worker: Worker, replicas: Sequence[Replica], warm_ups: Sequence[WarmUp]) -> None:

@@ -7,8 +7,16 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from bitnet.core.cli.console import answer, note, say
-from bitnet.core.cli.options import context_option, load, model_options, sampling, sampling_options, system_option
+from bitnet.core.cli.console import Shown, note, say
+from bitnet.core.cli.options import (
+    context_option,
+    load,
+    model_options,
+    sampling,
+    sampling_options,
+    system_option,
+    thinking_options,
+)
 from bitnet.core.cli.prompt import prompt
 from bitnet.core.cli.run import expect_template, summary
 from bitnet.core.errors import InvalidInputError
@@ -28,9 +36,12 @@ Ctrl-C stops an answer. A line that ends in \\ goes on in the next one; pasted l
 @model_options
 @context_option
 @sampling_options
+@thinking_options
 @click.option("--no-history", is_flag=True, help="Neither load nor save the lines typed in conversations.")
-def chat(system: str | None, no_history: bool, **params: Any) -> None:
+def chat(system: str | None, no_history: bool, hide_thinking: bool, **params: Any) -> None:
     """Chat with a model; type /help for the commands.
+
+    A model that thinks first has its thoughts shown dimmed on a terminal.
 
     When the context is full, the oldest exchanges are forgotten, and a note says so.
 
@@ -43,7 +54,7 @@ def chat(system: str | None, no_history: bool, **params: Any) -> None:
     with load(params, max_seqs=1) as model:
         if model.chat_template is None:
             raise InvalidInputError(f"{model.config.name} has no chat template.", hint="Use 'bitnet run --raw'.")
-        conversation = Conversation(model, system, options)
+        conversation = Conversation(model, system, options, thoughts=not hide_thinking)
         with prompt(keep=not no_history) as messages:
             if sys.stdin.isatty():
                 note(f"{model.config.name} on {model.device.name}; /help for help.")
@@ -68,8 +79,8 @@ Exchange = list[dict[str, str]]
 class Conversation:
     """The exchanges so far, shortened to leave a quarter of the context for the next answer."""
 
-    def __init__(self, model: Model, system: str | None, options: Any) -> None:
-        self._model, self._options = model, options
+    def __init__(self, model: Model, system: str | None, options: Any, *, thoughts: bool = True) -> None:
+        self._model, self._options, self._thoughts = model, options, thoughts
         self._system = [] if system is None else [{"role": "system", "content": system}]
         self._exchanges: list[Exchange] = []
 
@@ -98,15 +109,19 @@ class Conversation:
             what = "your first message is" if forgotten == 1 else f"your first {forgotten} messages are"
             note(f"[the context is full: {what} forgotten]")
         self._exchanges = exchanges
-        with stream:
+        shown = Shown(thoughts=self._thoughts)
+        with stream, shown:
             try:
                 for chunk in stream:
-                    answer(chunk.text)
+                    shown.chunk(chunk.reasoning, chunk.text)
             except KeyboardInterrupt:
                 stream.close()
         say("")
         completion = stream.result()
-        self._exchanges[-1].append({"role": "assistant", "content": completion.text})
+        said = {"role": "assistant", "content": completion.text}
+        if completion.reasoning:  # the template drops or keeps it
+            said["reasoning_content"] = completion.reasoning
+        self._exchanges[-1].append(said)
         note(summary(self._model, completion))
 
     def _messages(self, exchanges: list[Exchange]) -> list[dict[str, str]]:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import re
 import shutil
 import sys
@@ -23,6 +24,8 @@ from bitnet.core.support.foreign import label, printable, without_controls
 
 MAX_TEXT = 1 << 28
 """Maximum bytes of a prompt's or a text's file; nothing reads so many tokens."""
+DIM, PLAIN = "\x1b[2m", "\x1b[0m"
+"""Control sequences that a terminal shows text dimmed after, and as usual again."""
 NARROW = 50
 """A terminal with fewer columns has no room for tables and bars."""
 
@@ -74,6 +77,49 @@ def _finite(value: Any) -> Any:
 def answer(text: str) -> None:
     """Print a piece of a model's text at once: unchanged to files and pipes, without controls to a terminal."""
     _put(without_controls(text) if sys.stdout.isatty() else text)
+
+
+class Shown:
+    """Prints the chunks of an answer as they come. A terminal shows the thought before it, dimmed and apart; files and
+    pipes get the answer alone.
+
+    Args:
+        thoughts: Whether a thought may be shown.
+    """
+
+    def __init__(self, *, thoughts: bool = True) -> None:
+        self._thoughts = thoughts and sys.stdout.isatty()
+        self._dims = os.environ.get("TERM") != "dumb"
+        self._thinking = False
+
+    def chunk(self, reasoning: str, text: str) -> None:
+        """Print a chunk's parts of the thought and of the answer."""
+        if reasoning and self._thoughts:
+            if not self._thinking:
+                self._begin()
+            answer(reasoning)
+        if text:
+            if self._thinking:
+                self._end()
+                say("", "")
+            answer(text)
+
+    def __enter__(self) -> Shown:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        if self._thinking:  # else the terminal would stay dimmed
+            self._end()
+
+    def _begin(self) -> None:
+        self._thinking = True
+        if self._dims:
+            _put(DIM)
+
+    def _end(self) -> None:
+        self._thinking = False
+        if self._dims:
+            _put(PLAIN)
 
 
 def note(*lines: str) -> None:

@@ -290,6 +290,19 @@ sampling_options = _together(
 )
 
 
+thinking_options = _together(
+    click.option("--no-think", is_flag=True, help="Have the model answer at once, without a thought before."),
+    click.option("--hide-thinking", is_flag=True, help="Do not show the thought before an answer."),
+    click.option(
+        "--reasoning-budget",
+        metavar="N",
+        type=int,
+        help="Maximum tokens of the thought before an answer; 0 is --no-think, -1 sets no limit.  [default: -1]",
+    ),
+)
+"""Options for models that think before they answer."""
+
+
 def load(params: dict[str, Any], *, context_name: str = "--context", **more: Any) -> Model:
     """Load the model that :data:`model_options` describe; other entries of ``params`` are ignored.
 
@@ -307,12 +320,19 @@ def load(params: dict[str, Any], *, context_name: str = "--context", **more: Any
 
 
 def sampling(params: dict[str, Any], **more: Any) -> OptionArguments:
-    """The arguments of ``generate`` from :data:`sampling_options`, and ``more`` of them, checked."""
+    """The arguments of ``generate`` from :data:`sampling_options` and :data:`thinking_options`, and ``more`` of them,
+    checked."""
     from bitnet.core.engine.options import GenerationOptions
 
     names = ("max_tokens", "temperature", "top_k", "top_p", "min_p", "repetition_penalty", "seed", "stop")
     options = {name: params[name] for name in names} | more
-    options |= {name: None for name in ("max_tokens", "seed") if options[name] == -1}
+    budget = params.get("reasoning_budget")
+    if params.get("no_think"):
+        if budget:
+            raise click.UsageError("--no-think and --reasoning-budget exclude each other.")
+        budget = 0
+    options["reasoning_budget"] = budget
+    options |= {name: None for name in ("max_tokens", "seed", "reasoning_budget") if options[name] == -1}
     with _option_names():
         GenerationOptions(**options)  # before a model is loaded, so that an error is reported at once
     return cast("OptionArguments", options)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from bitnet.core.cli.console import answer, note, print_json, read_text, say, seconds
+from bitnet.core.cli.console import Shown, note, print_json, read_text, say, seconds
 from bitnet.core.cli.options import (
     FileName,
     context_option,
@@ -18,6 +18,7 @@ from bitnet.core.cli.options import (
     sampling,
     sampling_options,
     system_option,
+    thinking_options,
     utf8_text,
 )
 from bitnet.core.errors import InvalidInputError
@@ -52,6 +53,7 @@ class _Run(click.Command):
 @model_options
 @context_option
 @sampling_options
+@thinking_options
 @click.option(
     "--logprobs", metavar="N", type=int, help="Print each token's log-probability, and the N likeliest alternatives."
 )
@@ -69,6 +71,7 @@ def run(
     prompt_file: Path | None,
     system: str | None,
     raw: bool,
+    hide_thinking: bool,
     logprobs: int | None,
     receipt: Path | None,
     receipt_key: Path | None,
@@ -76,6 +79,8 @@ def run(
     **params: Any,
 ) -> None:
     """Answer one prompt, printing the answer as it is generated.
+
+    A model that thinks first has its thought shown dimmed on a terminal; files and pipes get the answer alone.
 
     The prompt is the argument, or comes from --file, or from standard input ("-", or a pipe). The model's chat template
     is applied if it has one.
@@ -88,6 +93,8 @@ def run(
     text = _prompt(prompt, prompt_option, prompt_file)
     if raw and system is not None:
         raise click.UsageError("--system and --raw exclude each other: --raw skips the chat template.")
+    if raw and (params["no_think"] or params["reasoning_budget"] is not None):
+        raise click.UsageError("--no-think and --reasoning-budget need the chat template, which --raw skips.")
     if receipt is not None and not receipt.parent.is_dir():
         raise InvalidInputError(f"--receipt {receipt}: the folder {receipt.parent} does not exist.")
     if receipt is not None and receipt.is_dir():
@@ -99,7 +106,7 @@ def run(
     with load(params, max_seqs=1) as model:
         request = _request(model, text, system, raw)
         with _begin(model, request, options) as stream:
-            completion = _write(stream, quiet=as_json)
+            completion = _write(stream, quiet=as_json, thoughts=not hide_thinking)
         if as_json:
             print_json(_document(model, completion))
         else:
@@ -144,10 +151,12 @@ def _begin(model: Model, prompt: str | list[dict[str, str]], options: Any) -> Re
     return model.stream(prompt, **options) if isinstance(prompt, str) else model.chat_stream(prompt, **options)
 
 
-def _write(stream: Request, *, quiet: bool) -> Completion:
-    for chunk in stream:
-        if not quiet:
-            answer(chunk.text)
+def _write(stream: Request, *, quiet: bool, thoughts: bool) -> Completion:
+    shown = Shown(thoughts=thoughts)
+    with shown:
+        for chunk in stream:
+            if not quiet:
+                shown.chunk(chunk.reasoning, chunk.text)
     if not quiet:
         say("")
     assert stream.completion is not None
@@ -189,6 +198,7 @@ def _document(model: Model, completion: Completion) -> dict[str, Any]:
         "model": str(model.path),
         "device": _devices(model, completion),
         "text": completion.text,
+        "reasoning": completion.reasoning,
         "tokens": list(completion.tokens),
         "finish_reason": completion.finish_reason,
         "stop_reason": completion.stop_reason,
@@ -198,6 +208,7 @@ def _document(model: Model, completion: Completion) -> dict[str, Any]:
             "prompt_tokens": timings.prompt_tokens,
             "cached_tokens": timings.cached_tokens,
             "generated_tokens": len(completion.tokens),
+            "reasoning_tokens": completion.reasoning_tokens,
             "drafted_tokens": timings.drafted_tokens,
             "accepted_tokens": timings.accepted_tokens,
             "first_token_s": timings.first_token,
@@ -226,6 +237,8 @@ def summary(model: Model, completion: Completion) -> str:
     parts.append(f"answer {_rate(len(completion.tokens), timings.decode_tokens_per_second)}")
     if timings.drafted_tokens:
         parts[-1] += f", {timings.accepted_tokens} of {timings.drafted_tokens} looked up"
+    if completion.reasoning_tokens:
+        parts[-1] += f", {completion.reasoning_tokens} of them thinking"
     if completion.finish_reason != "stop":
         ends = {"length": "ended by --max-tokens", "context": "ended by the full context", "cancelled": "interrupted"}
         parts.append(ends[completion.finish_reason])

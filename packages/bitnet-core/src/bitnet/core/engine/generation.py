@@ -9,15 +9,17 @@ from collections.abc import Callable, Sequence
 import numpy as np
 import numpy.typing as npt
 
+from bitnet.core.engine.answer_text import AnswerText
 from bitnet.core.engine.constraint import Constraint, masked
 from bitnet.core.engine.options import GenerationOptions
 from bitnet.core.engine.prompt_logprobs import PromptLogprobs
 from bitnet.core.engine.prompt_lookup import NO_DRAFT, Draft, PromptLookup
 from bitnet.core.engine.results import Chunk, Completion, FinishReason, Timings, Update
 from bitnet.core.engine.sampling import TokenLogprob, adjusted_logits, sample, token_logprob
-from bitnet.core.engine.sequence import F32, TextStream, TokenSequence
-from bitnet.core.engine.stop import StopMatcher
+from bitnet.core.engine.sequence import F32, TokenSequence
+from bitnet.core.engine.thought import ThoughtControl
 from bitnet.core.hal import IN_OUTPUT, IN_PROMPT, Adjustment, SamplingParams
+from bitnet.core.text.thinking import TextStream, Thinking
 
 
 class Generation(TokenSequence):
@@ -27,7 +29,9 @@ class Generation(TokenSequence):
         stop_tokens: Token ids that end it.
         context: Maximum length of prompt plus output, in tokens.
         seed: Seed of this completion.
-        constraint: Decides which tokens it may choose; None: any.
+        text: Makes a decoder of the text that continues the prompt.
+        constraint: Decides which tokens it may choose after its thought; None: any.
+        thinking: How a thought is marked; None: none is looked for.
         lookup: Whether prompt lookup may draft tokens for it.
         clock: Returns the time in seconds, from any origin.
     """
@@ -41,25 +45,30 @@ class Generation(TokenSequence):
         stop_tokens: frozenset[int],
         context: int,
         seed: int,
-        text: TextStream,
+        text: Callable[[], TextStream],
         constraint: Constraint | None = None,
+        thinking: Thinking | None = None,
         lookup: bool = False,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
         super().__init__(number, prompt)
         self._prompt = tuple(prompt)
-        self._options, self._stop_tokens, self._text, self._constraint = options, stop_tokens, text, constraint
+        self._options, self._stop_tokens, self._constraint = options, stop_tokens, constraint
+        self._text, self._thinking = AnswerText(text(), thinking, options.stop_strings), thinking
+        budget, constrained = options.reasoning_budget, constraint is not None
+        self._thought = None
+        if thinking is not None and (budget is not None or constrained):
+            self._thought = ThoughtControl(thinking, text(), budget=budget, constrained=constrained)
         self._params = SamplingParams(options.temperature, options.top_k, options.top_p, options.min_p, seed)
         room = context - len(prompt)
         self._most = room if options.max_tokens is None else min(options.max_tokens, room)
         self._at_most: FinishReason = "length" if self._most == options.max_tokens else "context"
-        self._stopper = StopMatcher(options.stop_strings)
         self._stop_reason: int | str | None = None
         self._counts: Counter[int] = Counter()
         self._logprobs: list[TokenLogprob] = []
         asked = options.prompt_logprobs
         self._of_prompt = None if asked is None else PromptLogprobs(prompt, asked)
-        self._pieces: list[str] = []
+        self._first = True  # whether nothing has been reported yet
         self._clock, self._submitted = clock, clock()
         self._started: float | None = None
         self._cached = 0
@@ -101,7 +110,14 @@ class Generation(TokenSequence):
     def _read_on_host(self) -> bool:
         asked = self._options.logprobs
         reported = asked is None or asked <= self.placement.max_logprobs
-        return self._constraint is not None or not reported or self._prompt_left > 0
+        constrained = self._constraint is not None and not (asked is None and self._constraint_waits)
+        forced = self._thought is not None and bool(self._thought.forced)
+        return constrained or forced or not reported or self._prompt_left > 0
+
+    @property
+    def _constraint_waits(self) -> bool:
+        """Whether the next token belongs to a thought."""
+        return self._thought is not None and self._thought.constraint_waits
 
     @property
     def logprobs_wanted(self) -> int | None:
@@ -145,7 +161,8 @@ class Generation(TokenSequence):
     @property
     def steps_left(self) -> int:
         most = self._options.min_tokens if self._must_go_on else self._most
-        return max(1, min(most, self._most) - self._generated)  # a step is needed, even if nothing is to be generated
+        left = max(1, min(most, self._most) - self._generated)  # a step is needed, even if nothing is to be generated
+        return left if self._thought is None else min(left, self._thought.steps_left)
 
     @property
     def looks_up(self) -> bool:
@@ -191,6 +208,8 @@ class Generation(TokenSequence):
                 self._stop_reason, sampled = f"{type(error).__name__}: {error}", ()
                 self._end("failed")
         new = list(sampled[:room])
+        if self._thought is not None:
+            new = self._thought.without_stop(new, self._stop_tokens)
         if not self._stop_tokens.isdisjoint(new):
             stop = next(i for i, token in enumerate(new) if token in self._stop_tokens)
             self._times.append(now)
@@ -206,9 +225,18 @@ class Generation(TokenSequence):
             self._counts.update(new)
         self._times += [now] * len(new)
         self.tokens += new
+        if self._thought is not None and not self.finished:
+            self._follow(self._thought, new)
         if drafted:
             self._drafted += drafted
             self._agreed += len(sampled) - 1
+
+    def _follow(self, thought: ThoughtControl, tokens: Sequence[int]) -> None:
+        try:
+            thought.accept(tokens)
+        except ValueError as error:
+            self._stop_reason = str(error)
+            self._end("failed")
 
     def resume(self) -> None:
         if self.held:
@@ -226,10 +254,15 @@ class Generation(TokenSequence):
 
     def _choose(self, logits: F32) -> int | None:
         """The next token; None: the tokens that may be chosen are not known yet."""
+        thought = self._thought
+        if thought is not None and thought.forced:
+            return thought.forced.popleft()
         forbidden = tuple(self._stop_tokens) if self._must_go_on else ()
         logits = adjusted_logits(logits, self._options, prompt=self._prompt, counts=self._counts, forbidden=forbidden)
-        if self._constraint is None:
+        if self._constraint is None or self._constraint_waits:
             return sample(logits, self._params, len(self.tokens) - 1)
+        if thought is not None and thought.starts(free := sample(logits, self._params, len(self.tokens) - 1)):
+            return free
         allowed = self._constraint.allowed()
         if allowed is None:
             return None
@@ -238,39 +271,31 @@ class Generation(TokenSequence):
             self._constraint.accept(token)
         return token
 
-    def _new_text(self) -> list[str]:
-        """Text of the new tokens up to the first stop string, which ends the generation; later tokens are dropped."""
-        if not self._options.stop_strings:
-            return [self._text.push(*self.tokens[self._reported :])]
-        texts = []
-        for i in range(self._reported, len(self.tokens)):
-            texts.append(self._stopper.push(self._text.push(self.tokens[i])))
-            if self._stopper.matched is not None:
-                del self.tokens[i + 1 :], self._times[self._generated :], self._logprobs[self._generated :]
-                self._stop_reason = self._stopper.matched
-                self._end("stop")
-                break
-        return texts
-
     def _report(self) -> Update:
-        """A chunk with what is new, and the whole result if it has ended."""
-        texts, reason = self._new_text(), self._reason
-        if reason is not None and self._stopper.matched is None:
-            texts.append(self._stopper.push(self._text.flush()))
-            if self._stopper.matched is not None and self._stop_reason is None:
-                self._stop_reason, reason = self._stopper.matched, "stop"
-            texts.append(self._stopper.flush())
-        text = "".join(texts)
-        self._pieces.append(text)
+        """A chunk with what is new up to the first stop string, and the whole result if it has ended."""
+        new, text, reason = self.tokens[self._reported :], self._text, self._reason
+        kept = text.push(new)
+        if text.matched is not None:  # later tokens are dropped
+            del self.tokens[self._reported + kept :], self._times[self._generated :], self._logprobs[self._generated :]
+            self._stop_reason = text.matched
+            self._end("stop")
+            reason = "stop"
+        elif reason is not None:
+            text.end()
+            if text.matched is not None and self._stop_reason is None:
+                self._stop_reason, reason = text.matched, "stop"
+        first, self._first = self._first, False
+        piece = text.take()
         before, self._reported = self._reported - len(self._prompt), len(self.tokens)
         asked = self._options.logprobs is not None
         of_prompt = None if self._of_prompt is None else tuple(self._of_prompt.entries)
         chunk = Chunk(
-            text,
+            piece.text,
             tuple(self.tokens[len(self._prompt) + before :]),
             tuple(self._logprobs[before:]) if asked else None,
             reason,
-            of_prompt if len(self._pieces) == 1 else None,
+            of_prompt if first else None,
+            piece.reasoning,
         )
         if reason is None:
             return Update(self.number, chunk)
@@ -285,7 +310,7 @@ class Generation(TokenSequence):
             accepted_tokens=self._agreed,
         )
         completion = Completion(
-            text="".join(self._pieces),
+            text=text.whole.text,
             tokens=tuple(self.tokens[len(self._prompt) :]),
             finish_reason=reason,
             stop_reason=self._stop_reason,
@@ -296,5 +321,8 @@ class Generation(TokenSequence):
             options=self._options,
             devices=tuple(self._devices),
             prompt_logprobs=of_prompt,
+            reasoning=text.whole.reasoning,
+            reasoning_tokens=text.reasoning_tokens,
+            thinking=self._thinking,
         )
         return Update(self.number, chunk, completion)

@@ -16,7 +16,7 @@ from bitnet.core.hal.step import EXTREME
 MAX_REQUESTED_LOGPROBS = 1000
 
 _INTEGERS = ("min_tokens", "top_k")
-_INTEGERS_OR_NONE = ("max_tokens", "seed", "logprobs", "prompt_logprobs")
+_INTEGERS_OR_NONE = ("max_tokens", "seed", "logprobs", "prompt_logprobs", "reasoning_budget")
 _NUMBERS = ("temperature", "top_p", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty")
 
 
@@ -49,6 +49,9 @@ class GenerationOptions:
             logits.
         prompt_logprobs: Return the same for each token of the prompt but the first. The whole prompt is then computed,
             even if a part is in the KV cache.
+        reasoning_budget: Maximum tokens of the thought before an answer, which is then ended by its end mark; 0: no
+            thought; None: no limit. It counts in conversations only (:meth:`~bitnet.core.Model.chat`), and for models
+            that think.
 
     Raises:
         InvalidInputError: A value is out of its range.
@@ -70,6 +73,7 @@ class GenerationOptions:
     ignore_eos: bool = False
     logprobs: int | None = None
     prompt_logprobs: int | None = None
+    reasoning_budget: int | None = None
 
     def __post_init__(self) -> None:
         for name in _INTEGERS + _INTEGERS_OR_NONE:
@@ -94,6 +98,11 @@ class GenerationOptions:
         for name, good, wanted in (
             ("max_tokens", self.max_tokens is None or self.max_tokens >= least, f"an integer ≥ {least}, or None"),
             ("min_tokens", self.min_tokens >= 0, "an integer ≥ 0"),
+            (
+                "reasoning_budget",
+                self.reasoning_budget is None or self.reasoning_budget >= 0,
+                "an integer ≥ 0, or None",
+            ),
             ("repetition_penalty", 1 / EXTREME <= self.repetition_penalty <= EXTREME, "in 1e-30 … 1e30 (1: off)"),
             ("presence_penalty", abs(self.presence_penalty) <= EXTREME, "in -1e30 … 1e30 (0: off)"),
             ("frequency_penalty", abs(self.frequency_penalty) <= EXTREME, "in -1e30 … 1e30 (0: off)"),
@@ -138,6 +147,7 @@ class OptionArguments(TypedDict, total=False):
     ignore_eos: bool
     logprobs: int | None
     prompt_logprobs: int | None
+    reasoning_budget: int | None
 
 
 def _several(name: str, values: Any, wanted: str) -> tuple[Any, ...]:

@@ -13,8 +13,8 @@ from bitnet.core.engine.generation import Generation
 from bitnet.core.engine.options import GenerationOptions
 from bitnet.core.engine.sampling import sibling_seed
 from bitnet.core.engine.scoring import Scoring
-from bitnet.core.engine.sequence import TextStream
 from bitnet.core.errors import ContextFullError, InvalidInputError, brief
+from bitnet.core.text.thinking import TextStream, Thinking
 
 
 class Preparer:
@@ -53,11 +53,14 @@ class Preparer:
         options: GenerationOptions,
         n: int = 1,
         constraint: MakesConstraint | None = None,
+        thinking: Thinking | None = None,
     ) -> tuple[Generation, ...]:
         """``n`` continuations of ``prompt``, checked; :meth:`~bitnet.core.engine.Engine.add` begins them.
 
         Args:
-            constraint: Makes the constraint of each continuation; None: unconstrained.
+            constraint: Makes the constraint of each continuation; None: unconstrained. It holds for the answer, not for
+                a thought before it.
+            thinking: How a thought is marked; None: none is looked for.
 
         Raises:
             ContextFullError: The prompt leaves no room for a token.
@@ -93,8 +96,9 @@ class Preparer:
                 stop_tokens=stop,
                 context=self.context,
                 seed=sibling_seed(seed, i),
-                text=self._text(prompt),
+                text=lambda: self._text(prompt),
                 constraint=None if constraint is None else constraint(),
+                thinking=thinking,
                 lookup=self.lookup,
             )
             for i in range(n)

@@ -10,6 +10,7 @@ import numpy.typing as npt
 
 from bitnet.core.engine.options import GenerationOptions
 from bitnet.core.engine.sampling import TokenLogprob
+from bitnet.core.text.thinking import Thinking
 
 FinishReason: TypeAlias = Literal["stop", "length", "context", "cancelled", "failed"]
 """Why a generation ended: stop token or string, ``max_tokens``, full context, cancelled by the caller, failed
@@ -67,7 +68,7 @@ class Completion:
     """A finished generation.
 
     Attributes:
-        text: The generated text, without the stop string that ended it.
+        text: The generated text, without the stop string that ended it; in conversations, without the thought.
         tokens: The generated ids, without the stop token that ended it, but including the tokens of a stop string.
         finish_reason: ``stop``, ``length`` (``max_tokens``), ``context`` (full), ``cancelled`` or ``failed``.
         stop_reason: The token id or string that ended it, or how its constraint failed.
@@ -76,6 +77,9 @@ class Completion:
         options: The options of the request.
         devices: Names of the devices that computed it: one, or more if a replica failed meanwhile.
         prompt_logprobs: One for each of ``prompt_tokens`` but the first, where they were asked for.
+        reasoning: The thought before the answer, without its marks; empty if there is none.
+        reasoning_tokens: Tokens of the thought, which are part of ``tokens``; those of its marks do not count.
+        thinking: How a thought was marked; None: none was looked for.
     """
 
     text: str
@@ -89,6 +93,9 @@ class Completion:
     options: GenerationOptions
     devices: tuple[str, ...] = ()
     prompt_logprobs: tuple[TokenLogprob, ...] | None = None
+    reasoning: str = ""
+    reasoning_tokens: int = 0
+    thinking: Thinking | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,11 +103,12 @@ class Chunk:
     """A piece of a streamed generation: whole characters, never part of a stop string.
 
     Attributes:
-        text: New text; empty if the tokens complete no character or could begin a stop string.
+        text: New text of the answer; empty if the tokens complete no character or could begin a stop string or mark.
         tokens: New token ids; their text may come with a later chunk.
         logprobs: One for each of ``tokens``, where they were asked for.
         finish_reason: Set on the last chunk.
         prompt_logprobs: Set on the first chunk, where they were asked for.
+        reasoning: New text of the thought, which comes before all text of the answer.
     """
 
     text: str
@@ -108,6 +116,7 @@ class Chunk:
     logprobs: tuple[TokenLogprob, ...] | None
     finish_reason: FinishReason | None
     prompt_logprobs: tuple[TokenLogprob, ...] | None = None
+    reasoning: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -16,14 +15,6 @@ from bitnet.core.engine.sampling import TokenLogprob
 from bitnet.core.hal import GREEDY, Adjustment, SamplingParams
 
 F32 = npt.NDArray[np.float32]
-
-
-class TextStream(Protocol):
-    """Decodes token ids to whole characters, as ``bitnet.core.text.tokenizer.StreamDecoder`` does."""
-
-    def push(self, *tokens: int) -> str: ...
-
-    def flush(self) -> str: ...
 
 
 class TokenSequence(ABC):

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from bitnet.core.text.thinking import overlap
+
 
 class StopMatcher:
     """Passes text on, except for the longest suffix that could still become a stop string."""
@@ -24,7 +26,7 @@ class StopMatcher:
             at, self.matched = min(found, key=lambda pair: (pair[0] + len(pair[1]), pair[0]))
             self._held = ""
             return text[:at]
-        held = max((self._overlap(text, stop) for stop in self._stop), default=0)
+        held = max((overlap(text, stop) for stop in self._stop), default=0)
         self._held = text[len(text) - held :]
         return text[: len(text) - held]
 
@@ -32,9 +34,3 @@ class StopMatcher:
         """The text held back; call it after the last piece."""
         held, self._held = self._held, ""
         return held
-
-    @staticmethod
-    def _overlap(text: str, stop: str) -> int:
-        """Length of the longest suffix of ``text`` that is a prefix of ``stop``."""
-        most = min(len(text), len(stop) - 1)
-        return next((n for n in range(most, 0, -1) if text.endswith(stop[:n])), 0)

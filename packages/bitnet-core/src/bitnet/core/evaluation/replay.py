@@ -14,10 +14,13 @@ from bitnet.core.loading import load_model
 from bitnet.core.receipts.checks import options_of, verify
 from bitnet.core.receipts.document import text_sha256, tokens_sha256
 from bitnet.core.receipts.record import Prompt, is_conversation
+from bitnet.core.text.prompt import ChatTokens
+from bitnet.core.text.thinking import Marks, thinking_of
 
 if TYPE_CHECKING:
     from bitnet.core.engine import Completion
     from bitnet.core.hal import DeviceInfo
+    from bitnet.core.text.tokenizer import Tokenizer
 
 
 def rerun(
@@ -76,7 +79,10 @@ def rerun(
             with load_model(
                 model, device=opened, **{"deterministic": False, "prompt_lookup": False, **receipt["setup"]}
             ) as loaded:
-                done = (loaded.chat if is_conversation(prompt) else loaded.generate)(prompt, **options)
+                if is_conversation(prompt):
+                    done = loaded.chat(prompt, **options)
+                else:
+                    done = loaded.generate(_with_thinking(receipt, prompt, loaded.tokenizer), **options)
         except InvalidInputError as error:
             raise ReceiptError(f"The receipt does not hold: it cannot be rerun, as {error.message}") from error
     if difference := _difference(receipt, done):
@@ -88,6 +94,15 @@ def rerun(
             hint = "Another kind of device may choose a different token if two are about equally likely."
         raise ReceiptError(f"The receipt does not hold: {here}, {difference}.", hint=hint)
     return opened.info
+
+
+def _with_thinking(receipt: Mapping[str, Any], prompt: Any, tokenizer: Tokenizer) -> Any:
+    """Token ids with the marks of thoughts that the receipt names; a text as it is."""
+    found = receipt["request"].get("thinking")
+    if found is None or isinstance(prompt, str):
+        return prompt
+    marks = Marks(found["start"], found["end"])
+    return ChatTokens(prompt, thinking_of(marks, tokenizer, opened=found["opened"]))
 
 
 def _has_text(prompt: Prompt) -> bool:

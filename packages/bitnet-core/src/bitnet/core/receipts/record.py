@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from bitnet.core.hal import DeviceInfo
     from bitnet.core.model.config import ModelConfig
     from bitnet.core.model.file import ModelFile
+    from bitnet.core.text.thinking import Thinking
 
 Prompt: TypeAlias = "str | Sequence[int] | Sequence[Mapping[str, Any]]"
 """A prompt as accepted by ``generate`` (text or token ids) or ``chat`` (messages)."""
@@ -93,6 +94,7 @@ def build(
             "messages": messages_sha256(prompt) if is_conversation(prompt) else None,
             "tokens_sha256": tokens_sha256(completion.prompt_tokens),
             "options": _options(completion.options),
+            **_thinking(completion.thinking),
         },
         "answer": {
             "text_sha256": text_sha256(completion.text),
@@ -141,12 +143,21 @@ def _options(options: GenerationOptions) -> dict[str, Any]:
     """
     given = asdict(options)
     del given["seed"], given["prompt_logprobs"]
+    if options.reasoning_budget is None:
+        del given["reasoning_budget"]
     bias = sorted((options.logit_bias or {}).items())
     return given | {
         "stop": list(options.stop_strings),
         "stop_tokens": sorted(options.stop_tokens),
         "logit_bias": [[token, None if math.isinf(value) else value] for token, value in bias],
     }
+
+
+def _thinking(thinking: Thinking | None) -> dict[str, Any]:
+    """How a thought is marked in the answer, if it is."""
+    if thinking is None:
+        return {}
+    return {"thinking": {"start": thinking.marks.start, "end": thinking.marks.end, "opened": thinking.opened}}
 
 
 def _performance(prompt_tokens: int, tokens: int, total: float, first: float | None) -> dict[str, Any]:

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import cached_property
 from typing import Any
 
 from bitnet.core.errors import InvalidInputError
 from bitnet.core.text import sandbox
+from bitnet.core.text.thinking import marks_of
+from bitnet.core.text.thinking_switch import ThinkingSwitch, switch_of
 
 MAX_SOURCE = 100_000
 """Maximum characters of a template; several times the largest in use."""
@@ -42,6 +45,15 @@ class ChatTemplate:
         except sandbox.TemplateError as error:
             raise _refused(error) from error
 
+    @cached_property
+    def thinking(self) -> ThinkingSwitch | None:
+        """How the template's thoughts are marked and steered; None: its model does not think apart from its answers."""
+        try:
+            return switch_of(self.source, self.render_each)
+        except InvalidInputError:  # it refuses a conversation of one message, so nothing can be tried
+            marks = marks_of(self.source)
+            return None if marks is None else ThinkingSwitch(marks, None, {}, opens=False)
+
     def render(
         self,
         messages: Sequence[Message],
@@ -52,7 +64,7 @@ class ChatTemplate:
     ) -> str:
         """Render the prompt for a conversation, as text.
 
-        :func:`~bitnet.core.text.prompt.prompt_tokens` gives its tokens safely.
+        :func:`~bitnet.core.text.prompt.chat_tokens` gives its tokens safely.
 
         Args:
             messages: Each with ``role`` (``system``, ``user``, ``assistant``, …) and ``content``, and other keys that

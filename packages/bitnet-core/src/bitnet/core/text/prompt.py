@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import lru_cache
 from itertools import chain
 from typing import Any, NamedTuple
@@ -18,6 +18,7 @@ from bitnet.core.errors import InvalidInputError
 from bitnet.core.text import sandbox
 from bitnet.core.text.chat import ChatTemplate, Message
 from bitnet.core.text.literals import Literals
+from bitnet.core.text.thinking import Thinking, thinking_of
 from bitnet.core.text.tokenizer import Tokenizer
 
 STRUCTURE = frozenset({"role", "type"})
@@ -27,7 +28,19 @@ _WORD = re.compile(r"\w+")
 _CODES = (range(0xFDD0, 0xFDF0), range(0x100000, 0x10FFFE))  # Unicode's noncharacters, then a private plane
 
 
-def prompt_tokens(
+class ChatTokens(list[int]):
+    """Token ids of a conversation.
+
+    Attributes:
+        thinking: How a thought is marked in the answer; None: all of the answer is text.
+    """
+
+    def __init__(self, tokens: Iterable[int], thinking: Thinking | None = None) -> None:
+        super().__init__(tokens)
+        self.thinking = thinking
+
+
+def chat_tokens(
     template: ChatTemplate,
     tokenizer: Tokenizer,
     messages: Sequence[Message],
@@ -35,23 +48,72 @@ def prompt_tokens(
     tools: Sequence[Mapping[str, Any]] | None = None,
     variables: Mapping[str, Any] | None = None,
     continued: bool = False,
-) -> list[int]:
+    thinks: bool | None = None,
+) -> ChatTokens:
     """Token ids of a conversation, up to where the assistant's answer begins.
 
     Args:
         messages: As for :meth:`~bitnet.core.text.chat.ChatTemplate.render`, like ``tools`` and ``variables``.
         continued: End with the text of the last message, for the model to continue it.
+        thinks: Whether the model may think before its answer; None: as the template and ``variables`` have it. Where
+            the template cannot be told not to, the prompt ends with an empty thought.
 
     Raises:
         InvalidInputError: The template refuses the messages, or a text contains a lone surrogate.
     """
-    control, extra = tokenizer.control_tokens, variables or {}
+    switch = template.thinking
+    if switch is not None and thinks is not None:
+        variables = {**(variables or {}), **switch.variables(thinks)}
+    made = _prompt_parts(template, tokenizer, messages, tools, variables or {}, continued)
+    if switch is None:
+        return ChatTokens(tokenizer.encode_parts(made))
+    marks = switch.marks
+    if continued:
+        said = messages[-1]["content"]
+        opened = said.rfind(marks.start) > said.rfind(marks.end)
+        thinking = thinking_of(marks, tokenizer, opened=True) if opened else None
+        return ChatTokens(tokenizer.encode_parts(made), thinking)
+    opened = switch.opened_by("".join(made[-5:]))
+    if opened and not switch.opens and _text(messages[-1]).rstrip().endswith(marks.start):
+        opened = False  # the mark is the message's, after which the template has written nothing
+    if thinks is False and (opened or switch.variable is None):
+        for text in ("\n",) if opened else (marks.start, "\n\n"):
+            _write(made, text, tokenizer)
+        for text in (marks.end, "\n\n"):
+            _write(made, text, tokenizer)
+        opened = False
+    return ChatTokens(tokenizer.encode_parts(made), thinking_of(marks, tokenizer, opened=opened))
+
+
+def _write(made: list[str], text: str, tokenizer: Tokenizer) -> None:
+    """Add a text or a control token to the parts of a prompt."""
+    if text in tokenizer.control_tokens:
+        made += [text, ""]
+    else:
+        made[-1] += text
+
+
+def _text(message: Message) -> str:
+    content = message.get("content")
+    return content if isinstance(content, str) else "".join(_texts(content))
+
+
+def _prompt_parts(
+    template: ChatTemplate,
+    tokenizer: Tokenizer,
+    messages: Sequence[Message],
+    tools: Sequence[Mapping[str, Any]] | None,
+    variables: Mapping[str, Any],
+    continued: bool,
+) -> list[str]:
+    """The prompt as alternating text and control tokens."""
+    control = tokenizer.control_tokens
     if not continued:
-        return tokenizer.encode_parts(parts(template.render_each, [messages, tools, extra], template.source, control))
+        return parts(template.render_each, [messages, tools, variables], template.source, control)
     *before, last = messages
-    written = sandbox.as_json([messages, tools, extra, template.source])
+    written = sandbox.as_json([messages, tools, variables, template.source])
     end = next(c for c in map(chr, range(0x10FFFD, 0x100000, -1)) if c not in written and _escaped(c) not in written)
-    said = [[*before, {**last, "content": last["content"] + end}], tools, extra]
+    said = [[*before, {**last, "content": last["content"] + end}], tools, variables]
     made = parts(lambda each: template.render_each(each, False), said, template.source, control)
     at = next((i for i in range(len(made) - 1, -1, -2) if end in made[i]), None)
     if at is None:
@@ -59,7 +121,7 @@ def prompt_tokens(
             "the chat template does not write the last message as it is, so it cannot be continued.",
             hint="End the conversation with the user's message.",
         )
-    return tokenizer.encode_parts([*made[:at], made[at].rpartition(end)[0]])
+    return [*made[:at], made[at].rpartition(end)[0]]
 
 
 def parts(

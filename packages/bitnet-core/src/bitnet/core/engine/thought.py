@@ -1,0 +1,85 @@
+"""A generation's thought, as its next step depends on it: when it ends, and when it must be ended."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+
+from bitnet.core.text.thinking import TextStream, Thinking, ThoughtReader
+
+UNLIMITED = 1 << 62
+
+
+class ThoughtControl:
+    """Ends a thought at its budget, and holds a constraint back until the thought is over.
+
+    Args:
+        budget: Maximum tokens of the thought; None: no limit.
+        constrained: Whether a constraint holds for the answer.
+
+    Attributes:
+        forced: Tokens of an end mark that must come next.
+    """
+
+    def __init__(self, thinking: Thinking, decoder: TextStream, *, budget: int | None, constrained: bool) -> None:
+        self._thinking, self._reader = thinking, ThoughtReader(thinking, decoder)
+        self._budget = UNLIMITED if budget is None else budget
+        self._constrained = constrained
+        self.forced: deque[int] = deque()
+        self._ended = False  # whether an end mark was begun here
+        self._begun = False  # whether there was a token
+        self._without = False  # whether a constrained answer has begun without a thought
+
+    @property
+    def over(self) -> bool:
+        """Whether all further tokens belong to the answer."""
+        return self._reader.over or self._without
+
+    @property
+    def constraint_waits(self) -> bool:
+        """Whether the next token belongs to a thought, to which a constraint does not apply."""
+        return bool(self.forced) or self._reader.inside
+
+    @property
+    def steps_left(self) -> int:
+        """Number of tokens that may come before the host must look at them."""
+        if self.over:
+            return UNLIMITED
+        if self.forced or self._constrained:
+            return 1
+        return max(1, self._budget - self._reader.tokens)
+
+    def starts(self, token: int) -> bool:
+        """Whether ``token``, as the first one, begins a thought."""
+        return not self._begun and not self._reader.inside and token == self._thinking.start_token
+
+    def without_stop(self, tokens: Sequence[int], stop: frozenset[int]) -> list[int]:
+        """Tokens with an end mark begun in place of a stop token that comes within the thought, if a constrained answer
+        must follow it."""
+        kept = list(tokens)
+        if self._constrained and self._reader.inside and not self.forced and kept and kept[-1] in stop:
+            self._end()
+            kept[-1] = self.forced.popleft()
+        return kept
+
+    def accept(self, tokens: Sequence[int]) -> None:
+        """Take in tokens that were chosen.
+
+        Raises:
+            ValueError: A token ends the thought and begins the answer that a constraint should decide.
+        """
+        if self.over:
+            return
+        was_inside, self._begun = self._reader.inside, True
+        text = self._reader.push(tokens).text
+        if self._constrained and text and was_inside:
+            raise ValueError("a token ended the thought and began the answer at once.")
+        self._without = self._constrained and not was_inside and not self._reader.inside
+        if self._reader.inside and not self.forced and self._reader.tokens >= self._budget:
+            self._end()
+
+    def _end(self) -> None:
+        """Have an end mark come next; only once, as a tokenizer may be unable to write it."""
+        if not self._ended:
+            self._ended = True
+            self.forced.extend(self._thinking.end_tokens)

@@ -1,0 +1,242 @@
+"""Thoughts are split off answers, wherever the text is cut, and counted; templates are tried for what they do."""
+
+from __future__ import annotations
+
+import random
+import re
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from bitnet.core.text.chat import ChatTemplate
+from bitnet.core.text.prompt import chat_tokens
+from bitnet.core.text.thinking import MARKS, Marks, Piece, Thinking, ThoughtReader, ThoughtSplitter, marks_of
+from bitnet.core.text.tokenizer import Tokenizer
+from bitnet.core.text.vocabulary import TokenType, Vocabulary
+
+QWEN = Marks("<think>", "</think>")
+TEMPLATES = Path(__file__).parent / "templates"
+ASKED = [{"role": "user", "content": "Why?"}]
+
+
+def oracle(text: str, marks: Marks, opened: bool) -> Piece:
+    """Thought and answer of a whole text, by a regular expression."""
+    start, end = map(re.escape, marks)
+    begun = rf"\s*(?:{start})?" if opened else rf"\s*{start}"
+    found = re.fullmatch(rf"{begun}(.*?)(?:{end}\s*(.*))?", text, re.DOTALL)
+    return Piece("", text) if found is None else Piece(found[1].strip(), found[2] or "")
+
+
+def cut(text: str, chance: random.Random) -> list[str]:
+    places = sorted(chance.sample(range(len(text) + 1), chance.randrange(min(len(text), 12) + 1)))
+    return [text[a:b] for a, b in zip([0, *places], [*places, len(text)], strict=True)]
+
+
+def any_text(marks: Marks, chance: random.Random) -> str:
+    """Text of words, white space, marks, and their parts."""
+    parts = ["a", "Größe ", "\n", "  ", "\n\n", "<", "1 < 2", marks.start[:3], marks.end[:-1], *marks, "so 🎉"]
+    begin = chance.choice(["", "", "\n", marks.start, f" {marks.start}\n"])
+    return begin + "".join(chance.choice(parts) for _ in range(chance.randrange(12)))
+
+
+def test_a_cut_anywhere_gives_the_same_pieces() -> None:
+    seed = random.randrange(2**32)
+    print(f"seed {seed}")
+    chance = random.Random(seed)
+    for _ in range(2000):
+        marks, opened = chance.choice(MARKS), chance.random() < 0.5
+        text = any_text(marks, chance)
+        splitter = ThoughtSplitter(marks, opened=opened)
+        pieces = [*map(splitter.push, cut(text, chance)), splitter.end()]
+        found = Piece("".join(p.reasoning for p in pieces), "".join(p.text for p in pieces))
+        assert found == oracle(text, marks, opened), (text, marks, opened)
+        said = [i for i, p in enumerate(pieces) if p.text]
+        after = pieces[said[0] + 1 :] if said else []
+        assert not any(p.reasoning for p in after), "a thought after its answer"
+
+
+@pytest.mark.parametrize(
+    ("text", "opened", "reasoning", "answer"),
+    [
+        ("<think>\nSo.\n</think>\n\nYes.", False, "So.", "Yes."),
+        ("So.\n</think>\n\nYes.", True, "So.", "Yes."),
+        ("<think>\n\n</think>\n\nYes.", False, "", "Yes."),
+        ("<think>\nSo", False, "So", ""),
+        ("Use <think> and </think>.", False, "", "Use <think> and </think>."),
+        ("<think>a</think>b<think>c</think>d", False, "a", "b<think>c</think>d"),
+        ("<think>So.</think>", True, "So.", ""),
+        ("<think>a <think> b</think>c", False, "a <think> b", "c"),
+        ("\n\nYes.", False, "", "\n\nYes."),
+        ("<thi", False, "", "<thi"),
+        ("So </th", True, "So </th", ""),
+        ("", True, "", ""),
+    ],
+)
+def test_what_is_a_thought(text: str, opened: bool, reasoning: str, answer: str) -> None:
+    for pieces in ([text], list(text)):
+        splitter = ThoughtSplitter(QWEN, opened=opened)
+        found = [*map(splitter.push, pieces), splitter.end()]
+        assert ("".join(p.reasoning for p in found), "".join(p.text for p in found)) == (reasoning, answer)
+
+
+class Words:
+    """Decodes token ``i`` to the i-th of some texts."""
+
+    def __init__(self, words: Sequence[str]) -> None:
+        self._words = words
+
+    def push(self, *tokens: int) -> str:
+        return "".join(self._words[token] for token in tokens)
+
+    def flush(self) -> str:
+        return ""
+
+
+def test_tokens_of_the_thought_are_counted() -> None:
+    """A token counts if it has a character between the marks."""
+    seed = random.randrange(2**32)
+    print(f"seed {seed}")
+    chance = random.Random(seed)
+    for _ in range(1000):
+        opened = chance.random() < 0.5
+        text = any_text(QWEN, chance)
+        words = cut(text, chance)
+        first = re.match(r"\s*<think>", text)
+        begin = first.end() if first else 0 if opened else None
+        end = text.find("</think>", begin) if begin is not None else -1
+        end = len(text) if end < 0 else end
+        expected = at = 0
+        for word in words:
+            inside = begin is not None and at < end and (at + len(word) > begin if word else at >= begin)
+            expected += inside
+            at += len(word)
+        if any(not word for word in words):
+            continue  # an empty token beside a mark is in it or not
+        reader = ThoughtReader(Thinking(QWEN, opened, (0,), None, {}), Words(words))
+        reader.push(range(len(words)))
+        reader.end()
+        assert reader.tokens == expected, (words, opened)
+
+
+def test_marks_that_are_control_tokens_are_seen() -> None:
+    words = ["", "So.", "", "Yes."]  # decoders leave control tokens out
+    reader = ThoughtReader(Thinking(QWEN, False, (2,), 0, {0: "<think>", 2: "</think>"}), Words(words))
+    assert (reader.push([0, 1, 2, 3]), reader.tokens) == (Piece("So.", "Yes."), 1)
+
+
+def bytes_tokenizer(kind: TokenType, *names: str) -> Tokenizer:
+    """A byte-level tokenizer without merges, and with more tokens of a kind."""
+    from bitnet.core.text.tokenizer import byte_characters
+
+    tokens = [*byte_characters().values(), "<|im_start|>", "<|im_end|>", *names]
+    kinds = [TokenType.NORMAL] * 256 + [TokenType.CONTROL] * 2 + [kind] * len(names)
+    return Tokenizer(Vocabulary("gpt2", tokens, [int(k) for k in kinds], [], [], pre="qwen2", eos_id=257))
+
+
+CHATML = (
+    "{% for m in messages %}<|im_start|>{{ m.role }}\n"
+    "{% if m.reasoning_content is defined and not loop.last %}"
+    "<think>\n{{ m.reasoning_content }}\n</think>\n\n{% endif %}"
+    "{{ m.content }}<|im_end|>\n{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n"
+)
+OPENS = CHATML + "<think>\n{% endif %}"
+SWITCHED = CHATML + (
+    "{% if enable_thinking is defined and enable_thinking is false %}<think>\n\n</think>\n\n"
+    "{% else %}<think>\n{% endif %}{% endif %}"
+)
+SILENT = CHATML + "{% endif %}"
+
+
+@pytest.mark.parametrize("kind", [TokenType.USER_DEFINED, TokenType.CONTROL, None])
+@pytest.mark.parametrize(
+    ("source", "opened", "off"),
+    [
+        (OPENS, True, "<think>\n\n</think>\n\n"),
+        (SWITCHED, True, "<think>\n\n</think>\n\n"),
+        (SILENT, False, "<think>\n\n</think>\n\n"),
+        ((TEMPLATES / "qwen3.jinja").read_text(), False, "<think>\n\n</think>\n\n"),
+    ],
+    ids=["opens", "switched", "silent", "qwen3"],
+)
+def test_a_prompt_opens_a_thought_or_closes_it(source: str, opened: bool, off: str, kind: TokenType | None) -> None:
+    tokenizer = bytes_tokenizer(kind, *QWEN) if kind else bytes_tokenizer(TokenType.NORMAL)
+    template = ChatTemplate(source)
+    assert template.thinking is not None
+    for thinks in (None, True):
+        made = chat_tokens(template, tokenizer, ASKED, thinks=thinks)
+        assert made.thinking is not None
+        assert made.thinking.opened == opened
+        text = tokenizer.decode(made, skip_special=False)
+        assert text.endswith("assistant\n<think>\n" if opened else "assistant\n")
+    made = chat_tokens(template, tokenizer, ASKED, thinks=False)
+    assert tokenizer.decode(made, skip_special=False).endswith(f"<|im_start|>assistant\n{off}")
+    assert made.thinking is not None
+    assert not made.thinking.opened
+    assert (made.thinking.start_token is None) == (kind is None)
+    if kind:
+        assert list(made.thinking.end_tokens) == [259]
+        assert 259 in made  # not spelled out
+
+
+def test_a_mark_in_a_message_opens_nothing() -> None:
+    template = ChatTemplate("{{ messages[-1].content }}{# </think> #}")
+    tokenizer = bytes_tokenizer(TokenType.USER_DEFINED, *QWEN)
+    made = chat_tokens(template, tokenizer, [{"role": "user", "content": "What is <think>"}])
+    assert made.thinking is not None
+    assert not made.thinking.opened
+
+
+def test_an_answer_that_is_continued_is_text_unless_its_thought_is_open() -> None:
+    template, tokenizer = ChatTemplate(SILENT), bytes_tokenizer(TokenType.USER_DEFINED, *QWEN)
+
+    def continued(text: str) -> Any:
+        said = [*ASKED, {"role": "assistant", "content": text}]
+        return chat_tokens(template, tokenizer, said, continued=True).thinking
+
+    assert continued("Because") is None
+    assert continued("<think>So.</think>Because") is None
+    assert continued("<think>So").opened
+
+
+def test_a_template_without_marks_has_no_thoughts() -> None:
+    template = ChatTemplate("{{ messages[0].content }}")
+    assert template.thinking is None
+    assert chat_tokens(template, bytes_tokenizer(TokenType.NORMAL), ASKED).thinking is None
+    assert [marks_of(f"… {marks.end} …") for marks in MARKS] == list(MARKS)
+
+
+@pytest.mark.parametrize(
+    ("check", "efforts"),
+    [
+        ("{{ reasoning_effort }}", {effort: effort for effort in ("minimal", "low", "medium", "high", "xhigh", "max")}),
+        (
+            "{% if reasoning_effort|default('xhigh') not in ['xhigh', 'medium', 'low'] %}{{ raise_exception('no') }}"
+            "{% endif %}{{ 'Think ' + reasoning_effort if reasoning_effort == 'low' }}",
+            {"minimal": "low", "low": "low", "medium": "medium", "high": "xhigh", "xhigh": "xhigh", "max": "xhigh"},
+        ),
+        ("", {}),
+    ],
+    ids=["any", "qwen3.8", "none"],
+)
+def test_efforts_are_those_that_the_template_takes(check: str, efforts: dict[str, str]) -> None:
+    template = ChatTemplate(f"{check}{{{{ messages[0].content }}}}{{# </think> #}}")
+    assert template.thinking is not None
+    assert template.thinking.efforts == efforts
+
+
+def test_deepseeks_switch_is_found() -> None:
+    source = "{{ messages[0].content }}{% if thinking %}<think>{% else %}</think>{% endif %}"
+    switch = ChatTemplate(source).thinking
+    assert switch is not None
+    assert (switch.variable, switch.opens) == ("thinking", False)
+
+
+def test_a_template_that_refuses_one_message_still_has_its_marks() -> None:
+    refuses = "{% if messages|length < 2 %}{{ raise_exception('two') }}{% endif %}"
+    source = refuses + "{{ messages[1].content }}<think>{# </think> #}"
+    template = ChatTemplate(source)
+    made = chat_tokens(template, bytes_tokenizer(TokenType.NORMAL), [*ASKED, *ASKED])
+    assert made.thinking is not None
+    assert made.thinking.opened
