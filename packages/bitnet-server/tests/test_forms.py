@@ -17,12 +17,12 @@ import pytest
 from bitnet.core import Model
 from bitnet.core.support.helper import Limits
 from bitnet.server.forms import matchers, structured
-from bitnet.server.forms.matchers import FormError, Matcher, Matchers, Source
+from bitnet.server.forms.matchers import FormError, FormSource, Matcher, Matchers
 from bitnet.server.models import threads as prompt_threads
 
 posix = pytest.mark.skipif(sys.platform == "win32", reason="processes are ended by signals")
-DIGITS = Source("regex", r"\d{40}")
-ENDLESS = Source("regex", "a?" * 60_000)
+DIGITS = FormSource("regex", r"\d{40}")
+ENDLESS = FormSource("regex", "a?" * 60_000)
 
 
 @pytest.fixture
@@ -53,12 +53,12 @@ def test_a_form_is_compiled_once_and_its_error_is_kept(pool: Matchers, monkeypat
     compiled: list[str] = []
     real = matchers._Worker.compile
 
-    def noted(self: Any, source: Source) -> bytes:
+    def noted(self: Any, source: FormSource) -> bytes:
         compiled.append(source.text)
         return real(self, source)
 
     monkeypatch.setattr(matchers._Worker, "compile", noted)
-    wrong = Source("regex", "(")
+    wrong = FormSource("regex", "(")
     futures = [pool.compile(source) for source in (DIGITS, wrong) * 8]
     for future in futures[::2]:
         future.result()
@@ -106,7 +106,7 @@ def test_matchers_outlive_their_process(pool: Matchers) -> None:
 
 def test_a_slow_mask_ends_its_own_matcher_only(pool: Matchers, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(matchers, "HELPERS", 1)
-    slow = Source("json", json.dumps({"const": "long " * 12_000}))
+    slow = FormSource("json", json.dumps({"const": "long " * 12_000}))
     for source in (slow, DIGITS):
         pool.compile(source).result()
     monkeypatch.setattr(matchers, "MASK", Limits(seconds=0.001, cpu_seconds=0.001))

@@ -15,7 +15,7 @@ import jsonschema
 import pytest
 
 from bitnet.core import Model
-from bitnet.server.forms.matchers import FormError, Matcher, Matchers, Source
+from bitnet.server.forms.matchers import FormError, FormSource, Matcher, Matchers
 from bitnet.server.forms.schema import MAX_DEPTH, SchemaError, bounded, prepared
 
 HERE = ("packages/bitnet-server/src/bitnet/server/forms", "uv.lock")
@@ -70,7 +70,7 @@ class Drawing:
     def draw(self, schema: Any, chance: random.Random, most: int = 120) -> str | None:
         """The text of a value; None: it had not ended after ``most`` tokens."""
         bounded(schema)
-        source = Source("json", json.dumps(prepared(schema)))
+        source = FormSource("json", json.dumps(prepared(schema)))
         self.matchers.compile(source).result()
         matcher, text = Matcher(self.matchers, source), b""
         try:

@@ -9,6 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from bitnet.core.cpu import native
+from bitnet.core.cpu.compact_head import CompactHead
 from bitnet.core.cpu.memory import Arena, aligned, view
 from bitnet.core.cpu.native import OpKind
 from bitnet.core.errors import InvalidInputError, OutOfMemoryError
@@ -52,20 +53,6 @@ class PackedMatrix(NamedTuple):
     scale: float
 
 
-def _head_of(program: Program) -> CompactHead | None:
-    """The head, if the program ends in a dense product and its sampling, and nothing else reads the logits."""
-    if len(program.ops) < 2:
-        return None
-    *before, dense, sample = program.ops
-    if not isinstance(dense, DenseMatmul) or not isinstance(sample, Sample) or sample.logits != dense.out:
-        return None
-    if isinstance(program.weights[dense.weight], TernaryWeight):
-        return None  # it is already compact
-    if any(dense.out in (getattr(op, field) for field in op.__slots__) for op in before):
-        return None
-    return CompactHead(dense.x, dense.weight, dense.out)
-
-
 def padded(n: int) -> int:
     return -(-n // LANES) * LANES
 
@@ -78,14 +65,6 @@ class NativeDevice(NamedTuple):
     level: native.Handle
     pool: native.Handle
     threads: int
-
-
-class CompactHead(NamedTuple):
-    """A head that is sampled from compact weights: its input, its matrix, and the tensor for exact logits."""
-
-    x: str
-    weight: str
-    logits: str
 
 
 class LoweredProgram:
@@ -112,7 +91,7 @@ class LoweredProgram:
         self._source, self._native = program, native_device
         self._library = native_device.library
         self.arrays: dict[str, npt.NDArray[Any]] = {}
-        self.head = None if keep else _head_of(program)
+        self.head = None if keep else CompactHead.of(program)
         self.head_bytes = 0
         self._arenas: list[Arena] = []
         self._kept: list[object] = []  # kept alive because native structures point to them

@@ -51,7 +51,7 @@ class _Killed(FormError):
 
 
 @dataclass(frozen=True, slots=True)
-class Source:
+class FormSource:
     """What is compiled: a JSON schema's JSON, a Lark grammar or a regular expression."""
 
     kind: Literal["json", "lark", "regex"]
@@ -104,7 +104,7 @@ class _Worker:
         """Whether the matchers opened so far are gone."""
         return self._helper.fresh
 
-    def compile(self, source: Source) -> bytes:
+    def compile(self, source: FormSource) -> bytes:
         old = not self._helper.fresh
         try:
             return self.ask(source.request, COMPILE)
@@ -134,7 +134,7 @@ class Matchers:
         self._known: OrderedDict[bytes, Future[None]] = OrderedDict()
         self.numbers = itertools.count(1)
 
-    def compile(self, source: Source) -> Future[None]:
+    def compile(self, source: FormSource) -> Future[None]:
         """Find out whether a form can be compiled; the same form is compiled once. Its error is a FormError."""
         key = source.key
         with self._lock:
@@ -146,7 +146,7 @@ class Matchers:
                 self._known.popitem(last=False)
         return found
 
-    def _try(self, source: Source) -> None:
+    def _try(self, source: FormSource) -> None:
         worker = self.place(compiles=True)
         try:
             worker.submit(partial(worker.compile, source)).result()
@@ -214,7 +214,7 @@ class Matcher:
     process has ended because of another form, the matcher is opened again in a new one, with the tokens so far.
     """
 
-    def __init__(self, matchers: Matchers, source: Source) -> None:
+    def __init__(self, matchers: Matchers, source: FormSource) -> None:
         self._matchers, self._source = matchers, source
         self._number = next(matchers.numbers)
         self._tokens: list[int] = []

@@ -14,7 +14,7 @@ from typing import Any
 
 from bitnet.core.errors import brief
 from bitnet.core.text.tokenizer import Tokenizer
-from bitnet.server.forms.matchers import FormError, Matcher, Matchers, Source
+from bitnet.server.forms.matchers import FormError, FormSource, Matcher, Matchers
 from bitnet.server.forms.schema import SchemaError, bounded, prepared
 from bitnet.server.request.errors import RequestError, unsupported, wrong
 from bitnet.server.request.fields import Fields
@@ -22,7 +22,7 @@ from bitnet.server.request.fields import Fields
 Form = tuple[str, Any, str]
 """Kind (``json``, ``regex``, ``lark``, ``choice`` or ``tools``), source, and the field that contained it. The source of
 ``tools`` is a function that makes a Lark grammar."""
-InThread = Callable[[Callable[[], Source]], Awaitable[Source]]
+InThread = Callable[[Callable[[], FormSource]], Awaitable[FormSource]]
 
 ANY_OBJECT: Mapping[str, Any] = {"type": "object"}
 
@@ -59,7 +59,7 @@ class Compiler:
 class Constraints:
     """Makes the constraints of a request, each for one continuation."""
 
-    def __init__(self, matchers: Matchers, source: Source) -> None:
+    def __init__(self, matchers: Matchers, source: FormSource) -> None:
         self._matchers, self._source = matchers, source
         self._made: list[Matcher] = []
 
@@ -73,7 +73,7 @@ class Constraints:
             matcher.close()
 
 
-def _source(form: Form) -> Source:
+def _source(form: Form) -> FormSource:
     """What is compiled.
 
     Raises:
@@ -82,15 +82,15 @@ def _source(form: Form) -> Source:
     kind, given, field = form
     try:
         if kind == "tools":
-            return Source("lark", given())
+            return FormSource("lark", given())
         bounded(given)
         if kind == "json":
-            return Source("json", json.dumps(prepared(given)))
+            return FormSource("json", json.dumps(prepared(given)))
     except SchemaError as error:
         raise wrong(field, str(error)) from None
     if kind == "choice":
-        return Source("regex", "|".join(map(re.escape, given)))
-    return Source("lark" if kind == "lark" else "regex", given)
+        return FormSource("regex", "|".join(map(re.escape, given)))
+    return FormSource("lark" if kind == "lark" else "regex", given)
 
 
 def available() -> bool:
