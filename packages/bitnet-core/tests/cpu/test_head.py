@@ -10,8 +10,9 @@ import numpy.typing as npt
 import pytest
 
 from bitnet.core import load_model
-from bitnet.core.cpu import lowering, native
+from bitnet.core.cpu import native
 from bitnet.core.cpu.backend import BACKEND
+from bitnet.core.cpu.compact_head import CompactHead
 from bitnet.core.cpu.device import CpuDevice, CpuExecutable
 from bitnet.core.hal import (
     GREEDY,
@@ -213,7 +214,7 @@ def test_perplexity_of_the_demo_model_is_that_of_the_f16_head(monkeypatch: pytes
             t for _ in range(6) for t in model.generate("1", max_tokens=60, temperature=1.0, ignore_eos=True).tokens
         ]
         (*_, here) = model.perplexity(text, context=128)
-    monkeypatch.setattr(lowering, "_head_of", lambda program: None)
+    monkeypatch.setattr(CompactHead, "of", lambda program: None)
     with load_model(device="cpu", context=256) as model:
         (*_, there) = model.perplexity(text, context=128)
     assert here.value == pytest.approx(there.value, rel=1e-3)
