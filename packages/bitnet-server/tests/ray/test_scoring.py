@@ -71,9 +71,19 @@ def test_loads_are_those_of_the_requests_under_way() -> None:
     loads.end("r1")
     loads.end("r1")
     assert (loads.of("a"), loads.of("b")) == (50, 0)
-    loads.keep({"b"})
+    loads.keep({"b"}, 0.0)
     loads.end("r2")
     assert loads.of("a") == 0
+
+
+def test_a_request_that_was_chosen_for_a_replica_counts_until_it_runs_or_is_forgotten() -> None:
+    loads = Loads()
+    loads.choose("r1", "a", 100, 10.0)
+    loads.choose("r2", "a", 50, 10.0)
+    assert loads.of("a") == 150
+    loads.begin("r1", "b", 100)  # the other was full
+    loads.keep({"a", "b"}, 10.1 + STALE_SECONDS)
+    assert (loads.of("a"), loads.of("b")) == (0, 100)
 
 
 def test_a_prompt_is_assumed_to_be_cached_until_the_replica_has_had_time_to_say_so() -> None:

@@ -302,6 +302,9 @@ thinking_options = _together(
 )
 """Options for models that think before they answer."""
 
+LOAD_OPTIONS = ("device", "strict", "context", "threads", "kv_dtype", "i2s_layout", "deterministic", "prompt_lookup")
+"""Options that are arguments of :func:`~bitnet.core.load_model`, under the same names."""
+
 
 def load(params: dict[str, Any], *, context_name: str = "--context", **more: Any) -> Model:
     """Load the model that :data:`model_options` describe; other entries of ``params`` are ignored.
@@ -313,10 +316,9 @@ def load(params: dict[str, Any], *, context_name: str = "--context", **more: Any
     from bitnet.core.hub import local_path
     from bitnet.core.loading import load_model
 
-    names = ("device", "strict", "context", "threads", "kv_dtype", "i2s_layout", "deterministic", "prompt_lookup")
     path = None if params["model"] is None else local_path(params["model"], tell=note)
     with compile_progress(), _option_names(context=context_name):
-        return load_model(path, **{name: params[name] for name in names if name in params} | more)
+        return load_model(path, **{name: params[name] for name in LOAD_OPTIONS if name in params} | more)
 
 
 def sampling(params: dict[str, Any], **more: Any) -> OptionArguments:

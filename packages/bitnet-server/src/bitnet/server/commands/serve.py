@@ -13,17 +13,20 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from bitnet.core.cli.console import read_text
-from bitnet.core.cli.options import F, FileName, context_option, load, model_options
-from bitnet.core.errors import InvalidInputError
+from bitnet.core.cli.options import LOAD_OPTIONS, F, FileName, context_option, load, model_options
+from bitnet.core.errors import BitNetError, InvalidInputError
 
 if TYPE_CHECKING:
+    from bitnet.server.http.listening import Listen
     from bitnet.server.models.service import Source
+    from bitnet.server.models.settings import Settings
 
 GROUPS = {
     "Clients": ("alias", "api_key", "api_key_file", "cors", "page"),
     "Limits": (
         *("parallel", "max_queue", "max_queue_tokens", "max_memory", "max_stored", "timeout", "max_body", "drain"),
     ),
+    "Cluster": ("ray", "address", "replicas", "gpus_per_replica", "write_config"),
     "Network": ("host", "port", "uds", "root_path", "ssl_certfile", "ssl_keyfile", "log_format"),
 }
 """Maps headings of the help to the options under them; all other options are under the model's heading."""
@@ -56,6 +59,23 @@ def _not_empty(ctx: click.Context, param: click.Option, given: Any) -> Any:
         what = str(param.metavar).lower()
         raise click.BadParameter(f"the {what} is empty; leave the option out for the default.", ctx, param)
     return given
+
+
+def _cluster_only(ctx: click.Context, param: click.Option, given: Any) -> Any:
+    if given is not None and not ctx.params.get("ray"):
+        raise click.UsageError(f"{param.opts[0]} needs --ray.", ctx)
+    return given
+
+
+def _replicas(ctx: click.Context, param: click.Option, given: str | None) -> Any:
+    """The number of replicas, or ``auto``."""
+    _cluster_only(ctx, param, given)
+    if given is None or given == "auto":
+        return given
+    try:
+        return click.IntRange(1, 10_000)(given, param, ctx)
+    except click.BadParameter:
+        raise click.BadParameter(f"{given} is neither auto nor a number from 1 to 10,000.", ctx, param) from None
 
 
 def _root_path(ctx: click.Context, param: click.Option, given: str) -> str:
@@ -193,6 +213,33 @@ def several_models(function: F) -> F:
     show_default=True,
     help="Seconds within which running requests must end after SIGTERM.",
 )
+@click.option("--ray", is_flag=True, is_eager=True, help="Serve on a Ray cluster (needs bitnet-server[ray]).")
+@click.option(
+    "--address",
+    metavar="ADDRESS",
+    callback=_cluster_only,
+    help="Cluster: auto for the one this machine belongs to, or HOST:PORT.  [default: a new one on this machine]",
+)
+@click.option(
+    "--replicas",
+    metavar="N|auto",
+    callback=_replicas,
+    help="Replicas of each model; auto: as many as the load needs.  [default: 1]",
+)
+@click.option(
+    "--gpus-per-replica",
+    metavar="F",
+    type=Finite(min=0, max=64),
+    callback=_cluster_only,
+    help="GPUs that each replica gets, such as 1 or 0.5.  [default: 1 if the cluster has any]",
+)
+@click.option(
+    "--write-config",
+    metavar="FILE",
+    type=FileName(),
+    callback=_cluster_only,
+    help="Deploy nothing, and write the config for 'serve deploy' and KubeRay.",
+)
 def serve(**params: Any) -> None:
     """Serve models over HTTP: the OpenAI, Anthropic and Ollama APIs, and a chat page.
 
@@ -200,6 +247,7 @@ def serve(**params: Any) -> None:
     bitnet serve -m model.gguf
     bitnet serve -m small.gguf -m large.gguf --max-memory 8
     bitnet serve -m model.gguf --host 0.0.0.0 --api-key-file keys.txt
+    bitnet serve -m model.gguf --ray --address auto --replicas 4
     """
     if params["ssl_keyfile"] is not None and params["ssl_certfile"] is None:
         raise click.UsageError("--ssl-keyfile needs --ssl-certfile, the certificate that the key belongs to.")
@@ -224,16 +272,57 @@ def serve(**params: Any) -> None:
         max_memory=None if params["max_memory"] is None else int(params["max_memory"] * 1e9),
     )
     names = ("host", "port", "uds", "root_path", "ssl_certfile", "ssl_keyfile", "log_format", "drain")
-    serve_models(_sources(params), settings, Listen(**{name: params[name] for name in names}))
+    listen = Listen(**{name: params[name] for name in names})
+    if params["ray"]:
+        _serve_on_ray(params, settings, listen)
+    else:
+        serve_models(_sources(params), settings, listen)
 
 
-def _sources(params: dict[str, Any]) -> list[Source]:
-    """The models and their names."""
+def _serve_on_ray(params: dict[str, Any], settings: Settings, listen: Listen) -> None:
+    from importlib.util import find_spec
+
+    for name in ("uds", "max_memory"):
+        if params[name] is not None:
+            raise click.UsageError(f"--{name.replace('_', '-')} and --ray exclude each other.")
+    if listen.port == 0:
+        raise click.UsageError("--port 0 and --ray exclude each other: every node listens on the same port.")
+    if find_spec("ray") is None:
+        raise BitNetError("--ray needs Ray, which is not installed.", hint='pip install "bitnet-server[ray]"')
     from bitnet.core.gguf import GGUFFile
+    from bitnet.server.ray.deploy import Wanted, serve_on_ray
+    from bitnet.server.ray.plan import Plan
+
+    named = _named(params)
+    for _, path in named:
+        GGUFFile(path)
+    files = [
+        file if file is None or isinstance(file, str) else str(file.absolute()) for file in params["model"] or (None,)
+    ]
+    options = {name: params[name] for name in LOAD_OPTIONS if name in params}
+    plan = Plan(
+        models=tuple((names, file) for (names, _), file in zip(named, files, strict=True)),
+        options={**options, "max_seqs": params["parallel"], "max_queue_tokens": params["max_queue_tokens"]},
+        settings=settings,
+        replicas=None if params["replicas"] == "auto" else params["replicas"] or 1,
+        drain=params["drain"],
+        local=not listen.beyond_this_machine,
+    )
+    listen.warn_if_open(settings)
+    wanted = Wanted(
+        address=params["address"],
+        gpus=params["gpus_per_replica"],
+        cpus=params["threads"],
+        write_config=params["write_config"],
+    )
+    serve_on_ray(plan, wanted, listen)
+
+
+def _named(params: dict[str, Any]) -> list[tuple[tuple[str, ...], Path]]:
+    """The models' names and files."""
     from bitnet.core.gguf.split import whole_name
     from bitnet.core.hub import local_path
     from bitnet.core.model.default import default_model_path
-    from bitnet.server.models.service import Source
 
     files, aliases = params["model"] or (None,), params["alias"]
     paths = [default_model_path() if file is None else Path(local_path(file)) for file in files]
@@ -246,11 +335,21 @@ def _sources(params: dict[str, Any]) -> list[Source]:
     every = [name for some in names for name in some]
     if len(set(every)) < len(every):
         raise InvalidInputError("two models have the same name.", hint="Name them with --alias.")
+    return list(zip(names, paths, strict=True))
+
+
+def _sources(params: dict[str, Any]) -> list[Source]:
+    """The models, their names, and how to load them."""
+    from bitnet.core.gguf import GGUFFile
+    from bitnet.server.models.service import Source
+
+    named = _named(params)
+    paths = [path for _, path in named]
     for path in paths[1:]:  # these models are loaded on demand, but a broken file is an error now
         GGUFFile(path)
     bounds = {"max_seqs": params["parallel"], **{name: params[name] for name in ("max_queue", "max_queue_tokens")}}
     loads = [partial(load, {**params, "model": path}, **bounds) for path in paths]
-    return [Source(*found) for found in zip(names, paths, loads, strict=True)]
+    return [Source(*found, load) for found, load in zip(named, loads, strict=True)]
 
 
 def _names(files: Sequence[Any], stems: Sequence[str]) -> list[tuple[str, ...]]:

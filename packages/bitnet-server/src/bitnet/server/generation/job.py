@@ -163,7 +163,7 @@ class _Run:
         prompts = job.prompts()
         self._prompt_tokens = sum(map(len, prompts))
         self._requests = self._service.backend.submit(
-            prompts, job.options, n=job.n, restriction=self._restriction, receipt=job.receipt
+            prompts, job.options, n=job.n, restriction=self._restriction, receipt=job.receipt, whole=job.stream is None
         )
         if self._over:  # the client went away meanwhile
             self._release()

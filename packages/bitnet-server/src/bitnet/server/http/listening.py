@@ -59,6 +59,13 @@ class Listen:
         except ValueError:  # a name
             return True
 
+    def warn_if_open(self, settings: Settings) -> None:
+        """Warn if other machines can use the server without a key."""
+        if self.beyond_this_machine and not settings.api_keys:
+            note(
+                f"Warning: listening on {self.host} without an API key: anyone who can reach it can use it (--api-key)."
+            )
+
 
 class Server(uvicorn.Server):
     """A server with two-stage shutdown: the first signal lets requests finish for a while, the second ends them at
@@ -124,8 +131,7 @@ def serve_models(sources: Sequence[Source], settings: Settings, listen: Listen) 
     logging.getLogger("uvicorn.error").addFilter(
         lambda record: not isinstance(record.msg, OSError)
     )  # the BitNetError says it
-    if listen.beyond_this_machine and not settings.api_keys:
-        note(f"Warning: listening on {listen.host} without an API key: anyone who can reach it can use it (--api-key).")
+    listen.warn_if_open(settings)
     state = State(sources, settings)
     state.pool.open()
     try:

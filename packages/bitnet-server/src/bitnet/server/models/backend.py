@@ -110,11 +110,13 @@ class Backend(Protocol[R, G]):
         n: int = 1,
         restriction: R | None = None,
         receipt: bool = False,
+        whole: bool = False,
     ) -> Sequence[G]:
         """Begin ``n`` continuations of each prompt. This is slow: call it outside the event loop.
 
         Args:
             receipt: Whether :meth:`receipt` will be called.
+            whole: Whether only the completions are used, not the chunks: all may be computed anew, then.
 
         Raises:
             BitNetError: They cannot be begun; none was.
@@ -162,6 +164,7 @@ class InProcess:
         n: int = 1,
         restriction: Rules | None = None,
         receipt: bool = False,
+        whole: bool = False,
     ) -> Sequence[Request]:
         constraint = None if restriction is None else restriction.constraint
         return self.model.submit_batch(prompts, n=n, constraint=constraint, **options)

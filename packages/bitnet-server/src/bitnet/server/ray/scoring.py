@@ -12,7 +12,7 @@ This module knows nothing of Ray.
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Mapping, Sequence, Set
+from collections.abc import Callable, Container, Sequence, Set
 from dataclasses import dataclass
 
 BETA = 1.0
@@ -32,7 +32,7 @@ class Candidate:
     """
 
     name: str
-    hashes: Set[int] | None
+    hashes: Container[int] | None
     load: float
 
 
@@ -50,7 +50,7 @@ class Choice:
     score: float
 
 
-def matched_tokens(prompt: Sequence[int], hashes: Set[int], block_size: int) -> int:
+def matched_tokens(prompt: Sequence[int], hashes: Container[int], block_size: int) -> int:
     """Number of the prompt's first tokens whose blocks are all in ``hashes``.
 
     Args:
@@ -105,6 +105,16 @@ def _two_choices(candidates: Sequence[Candidate], draw: Callable[[], float]) -> 
     return [Choice(one.name, 0, one.load, 0.0) for one in (*first, *shuffled[2:])]
 
 
+class Either(Container[int]):
+    """The hashes that are in one of two sets, which are not copied."""
+
+    def __init__(self, one: Container[int], other: Container[int]) -> None:
+        self._one, self._other = one, other
+
+    def __contains__(self, value: object) -> bool:
+        return value in self._one or value in self._other
+
+
 class Loads:
     """The work of each replica in tokens, as one router has given it out.
 
@@ -116,16 +126,27 @@ class Loads:
         self.typical = 256.0
         self._work: dict[str, tuple[str, float]] = {}
         self._sums: dict[str, float] = {}
+        self._chosen: dict[str, float] = {}
+
+    def choose(self, request: str, replica: str, tokens: float, now: float) -> None:
+        """Note that a request is about to be sent to a replica, so that others that come at the same time see it. It
+        is forgotten after :data:`STALE_SECONDS`, unless it then runs."""
+        self._begin(request, replica, tokens)
+        self._chosen[request] = now
 
     def begin(self, request: str, replica: str, tokens: float) -> None:
         """Note that a request runs on a replica."""
-        self.end(request)
+        self._begin(request, replica, tokens)
         self.typical += 0.1 * (max(1.0, tokens) - self.typical)
+
+    def _begin(self, request: str, replica: str, tokens: float) -> None:
+        self.end(request)
         self._work[request] = replica, tokens
         self._sums[replica] = self._sums.get(replica, 0.0) + tokens
 
     def end(self, request: str) -> None:
         """Note that a request has ended, or never began."""
+        self._chosen.pop(request, None)
         if (found := self._work.pop(request, None)) is not None:
             replica, tokens = found
             self._sums[replica] -= tokens
@@ -134,8 +155,10 @@ class Loads:
         """The tokens that a replica has still to compute."""
         return self._sums.get(replica, 0.0)
 
-    def keep(self, replicas: Set[str]) -> None:
-        """Forget all other replicas."""
+    def keep(self, replicas: Set[str], now: float) -> None:
+        """Forget all other replicas, and requests that were chosen for one but never ran."""
+        for request in [one for one, chosen in self._chosen.items() if now - chosen > STALE_SECONDS]:
+            self.end(request)
         self._work = {request: found for request, found in self._work.items() if found[0] in replicas}
         self._sums = {replica: total for replica, total in self._sums.items() if replica in replicas}
 
@@ -166,6 +189,6 @@ class Assumed:
             del prompts[request]
         return frozenset().union(*(blocks for blocks, _ in prompts.values()))
 
-    def keep(self, replicas: Mapping[str, object] | Set[str]) -> None:
+    def keep(self, replicas: Set[str]) -> None:
         """Forget all other replicas."""
         self._prompts = {replica: found for replica, found in self._prompts.items() if replica in replicas}

@@ -1,0 +1,80 @@
+"""The Serve application: an ingress, an index, and replicas of each model."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from typing import Any
+
+from ray import serve
+from ray.serve import Application
+from ray.serve.config import AutoscalingConfig, RequestRouterConfig
+
+from bitnet.server.ray.engine import HEALTH_SECONDS, Engine, EngineSettings
+from bitnet.server.ray.index import Index
+from bitnet.server.ray.ingress import Ingress, IngressSettings
+from bitnet.server.ray.plan import Plan
+from bitnet.server.ray.router import PrefixRouter
+from bitnet.server.ray.scoring import BETA
+
+MAX_ONGOING = 100_000
+"""Requests that Serve admits to the ingress, whose own limits are lower and whose refusals say more."""
+MAX_REPLICAS = 100
+"""Maximum replicas of a model that scales with its load; those that the cluster has no room for wait for it."""
+HEALTH_TIMEOUT = 30.0
+
+
+def build(arguments: dict[str, Any]) -> Application:
+    """The application that a Serve config file describes: its ``import_path`` names this function.
+
+    API keys are not in that file: ``BITNET_API_KEY`` holds them, where this runs.
+    """
+    return application(Plan.read(arguments, tuple(os.environ.get("BITNET_API_KEY", "").split())))
+
+
+def application(plan: Plan) -> Application:
+    """The application of a plan."""
+    engines = [EngineSettings(file, plan.options) for _, file in plan.models]
+    quiet = {"enable_access_log": False}  # it is called several times a second
+    index = serve.deployment(Index).options(
+        name="prefixes", ray_actor_options={"num_cpus": 0}, logging_config=quiet, max_ongoing_requests=1000
+    )
+    prefixes = index.bind()
+    deployed = [
+        _deployment(plan, "engine" if len(engines) == 1 else f"engine-{i}").bind(settings, prefixes)
+        for i, settings in enumerate(engines)
+    ]
+    models = tuple((names, settings) for (names, _), settings in zip(plan.models, engines, strict=True))
+    ingress = serve.deployment(Ingress).options(
+        name="ingress",
+        ray_actor_options={"num_cpus": 0},
+        max_ongoing_requests=MAX_ONGOING,
+        health_check_period_s=HEALTH_SECONDS,
+        graceful_shutdown_timeout_s=plan.drain + 5,
+        graceful_shutdown_wait_loop_s=0.5,
+    )
+    return ingress.bind(IngressSettings(models, plan.settings, plan.local), prefixes, *deployed)
+
+
+def _deployment(plan: Plan, name: str) -> Any:
+    """The deployment of a model's replicas."""
+    places = plan.settings.max_seqs
+    scale: Mapping[str, Any] = {"num_replicas": plan.replicas}
+    if plan.replicas is None:
+        busy = AutoscalingConfig(min_replicas=1, max_replicas=MAX_REPLICAS, target_ongoing_requests=0.75 * places)
+        scale = {"autoscaling_config": busy}
+    return serve.deployment(Engine).options(
+        name=name,
+        ray_actor_options={"num_cpus": plan.cpus, "num_gpus": plan.gpus},
+        max_ongoing_requests=2 * places,  # the next ones are at hand when a place is free
+        max_queued_requests=max(1, plan.settings.max_queue),
+        request_router_config=RequestRouterConfig(
+            request_router_class=PrefixRouter,
+            request_router_kwargs={"places": places, "beta": BETA},
+        ),
+        health_check_period_s=HEALTH_SECONDS,
+        health_check_timeout_s=HEALTH_TIMEOUT,
+        graceful_shutdown_timeout_s=plan.drain,
+        graceful_shutdown_wait_loop_s=0.5,
+        **scale,
+    )

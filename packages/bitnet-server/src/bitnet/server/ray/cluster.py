@@ -1,0 +1,194 @@
+"""The cluster that a command deploys to: connecting to it, and checking it before anything is deployed."""
+
+from __future__ import annotations
+
+import logging
+import math
+import re
+import socket
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import ray
+from ray.exceptions import RayError
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+from bitnet.core import __version__
+from bitnet.core.errors import BitNetError, InvalidInputError
+from bitnet.core.gguf import GGUFFile
+from bitnet.core.hub import local_path
+from bitnet.core.model.default import default_model_path
+
+CONNECT_SECONDS = 5.0
+STORE_BYTES = 128 << 20
+"""Size of the object store of a cluster that this process starts; no message is large."""
+CHECK_SECONDS = 3600.0
+"""Seconds within which every node must have checked its models; one from the hub is downloaded meanwhile."""
+START = "Start one with 'ray start --head', or leave --address out for one on this machine."
+
+
+@contextmanager
+def connected(address: str | None) -> Iterator[None]:
+    """In this context, this process is connected to a cluster.
+
+    Args:
+        address: ``auto`` for the one that this machine belongs to, or ``HOST:PORT``; None: one that ends with this
+            context.
+
+    Raises:
+        BitNetError: There is none, or it is one of another version.
+    """
+    if address is not None and address != "auto":
+        _check_answers(address)
+    try:
+        options = {} if address is not None else {"include_dashboard": False, "object_store_memory": STORE_BYTES}
+        ray.init(address=address or "local", log_to_driver=False, logging_level=logging.ERROR, **options)
+    except (ConnectionError, ValueError, RuntimeError) as error:
+        raise _connection_error(address, error) from None
+    try:
+        yield
+    finally:
+        ray.shutdown()
+
+
+def _check_answers(address: str) -> None:
+    """Raise an error unless something listens at ``HOST:PORT``: Ray itself would try for a minute."""
+    host, _, port = address.rpartition(":")
+    if "://" in address or not host or not port.isdigit() or not 0 < int(port) < 65536:
+        raise InvalidInputError(
+            f"--address is {address}; it must be auto, or HOST:PORT of a cluster that this machine belongs to."
+        )
+    try:
+        socket.create_connection((host.strip("[]"), int(port)), CONNECT_SECONDS).close()
+    except OSError as error:
+        raise BitNetError(f"no Ray cluster answers at {address}: {error.strerror or error}.", hint=START) from None
+
+
+def _connection_error(address: str | None, error: Exception) -> BitNetError:
+    found = dict(re.findall(r"^ +(Ray|Python): (\S+)$", str(error), re.MULTILINE)[:2])
+    if "Version mismatch" in str(error) and found:
+        import platform
+
+        return BitNetError(
+            f"the cluster runs Ray {found.get('Ray')} on Python {found.get('Python')}, and this is Ray "
+            f"{ray.__version__} on Python {platform.python_version()}.",
+            hint="Install the same versions of both on every machine.",
+        )
+    if address is None:
+        return BitNetError(f"Ray cannot start on this machine: {_line(error)}")
+    where = "on this machine" if address == "auto" else f"at {address} that this machine belongs to"
+    return BitNetError(f"there is no Ray cluster {where}: {_line(error)}", hint=START)
+
+
+def _line(error: BaseException) -> str:
+    """The first sentence of an error of Ray's, which may have many lines."""
+    return str(error).strip().partition("\n")[0].partition(". ")[0].rstrip(".") + "."
+
+
+@dataclass(frozen=True, slots=True)
+class Node:
+    """A machine of the cluster and what replicas could have of it.
+
+    Attributes:
+        id: Ray's id of the node.
+        address: Its IP address.
+    """
+
+    id: str
+    address: str
+    cpus: float
+    gpus: float
+
+    def holds(self, cpus: float, gpus: float) -> int:
+        """Number of replicas that fit. A replica's share of a GPU is of one GPU."""
+        by_cpu = math.inf if cpus == 0 else self.cpus // cpus
+        if gpus == 0:
+            return int(min(by_cpu, 1 << 20))
+        by_gpu = self.gpus // gpus if gpus >= 1 else self.gpus // 1 * (1 // gpus)
+        return int(min(by_cpu, by_gpu))
+
+
+def nodes() -> list[Node]:
+    """The machines of the cluster."""
+    return [
+        Node(n["NodeID"], n["NodeManagerAddress"], n["Resources"].get("CPU", 0.0), n["Resources"].get("GPU", 0.0))
+        for n in ray.nodes()
+        if n["Alive"]
+    ]
+
+
+def check_room(found: Sequence[Node], replicas: int, cpus: float, gpus: float) -> None:
+    """Check that the cluster has room for replicas.
+
+    Raises:
+        BitNetError: It has not; the message says what it has.
+    """
+    fit = sum(node.holds(cpus, gpus) for node in found)
+    if fit >= replicas:
+        return
+    has = f"{sum(node.cpus for node in found):g} CPUs and {sum(node.gpus for node in found):g} GPUs"
+    each = f"{cpus:g} CPUs" + (f" and {gpus:g} GPUs" if gpus else "")
+    raise BitNetError(
+        f"{replicas} replicas of {each} each do not fit the cluster: its {len(found)} nodes have {has}, which is room "
+        f"for {fit}.",
+        hint="Lower --replicas, --gpus-per-replica or --threads, or add nodes.",
+    )
+
+
+def check_models(found: Sequence[Node], models: Sequence[str | None]) -> None:
+    """Check that every node has this bitnet and can read every model, which it downloads if it is from the hub.
+
+    Raises:
+        BitNetError: A node cannot.
+    """
+    task = ray.remote(num_cpus=0, max_retries=0)(_sizes)
+    asked = [
+        task.options(scheduling_strategy=NodeAffinitySchedulingStrategy(node.id, soft=False)).remote(list(models))
+        for node in found
+    ]
+    sizes: dict[str | None, tuple[int, Node]] = {}
+    for node, answer in zip(found, asked, strict=True):
+        version, said = _answer(node, answer)
+        if version != __version__:
+            raise BitNetError(
+                f"node {node.address} has bitnet {version}, and this is {__version__}.",
+                hint="Install the same version on every node.",
+            )
+        for model, size in zip(models, said, strict=True):
+            if isinstance(size, str):
+                raise BitNetError(
+                    f"node {node.address} cannot read the model: {size}",
+                    hint="Put the file at the same path on every node, or name one on the hub (hf:ORG/NAME).",
+                )
+            known, first = sizes.setdefault(model, (size, node))
+            if size != known:
+                raise BitNetError(
+                    f"the nodes have different files at {model}: {known:,} bytes on {first.address}, {size:,} on "
+                    f"{node.address}."
+                )
+
+
+def _answer(node: Node, answer: Any) -> tuple[str, list[int | str]]:
+    try:
+        return ray.get(answer, timeout=CHECK_SECONDS)
+    except RayError as error:
+        missing = re.search(r"No module named '(\S+)'", str(error))
+        if missing is not None:
+            raise BitNetError(
+                f"node {node.address} lacks the Python module {missing[1]}.",
+                hint="Install bitnet-server[ray], and the same Python, on every node.",
+            ) from None
+        raise BitNetError(f"node {node.address} does not answer: {_line(error)}") from None
+
+
+def _sizes(models: list[str | None]) -> tuple[str, list[int | str]]:
+    """On a node: the version of bitnet, and the bytes of each model, or why it cannot be read."""
+    sizes: list[int | str] = []
+    for model in models:
+        try:
+            sizes.append(GGUFFile(default_model_path() if model is None else local_path(model)).size)
+        except (BitNetError, OSError) as error:
+            sizes.append(str(error))
+    return __version__, sizes

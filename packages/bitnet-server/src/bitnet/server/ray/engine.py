@@ -1,0 +1,155 @@
+"""A replica: a model on one device of the cluster, which computes what the ingress sends."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import AsyncIterator, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import ray
+from ray import serve
+
+from bitnet.core import Model, load_model
+from bitnet.core.hub import local_path
+from bitnet.core.text.prompt import ChatTokens
+from bitnet.server.generation.job import batches
+from bitnet.server.models.backend import InProcess
+from bitnet.server.ray.index import PERIOD_SECONDS
+from bitnet.server.ray.logs import share_log
+from bitnet.server.ray.summary import Summary, short_hashes
+from bitnet.server.ray.work import Facts, Part, State, Work
+from bitnet.server.request.errors import RequestError, as_request_error
+
+if TYPE_CHECKING:
+    from ray.serve.handle import DeploymentHandle
+
+log = logging.getLogger("ray.serve")
+
+HEALTH_SECONDS = 10.0
+"""Seconds between health checks; a replica that has answered within them need not compute for one."""
+
+
+@dataclass(frozen=True, slots=True)
+class EngineSettings:
+    """How a replica loads its model.
+
+    Attributes:
+        model: A file on its node, ``hf:ORG/NAME``, or None for the demo model.
+        options: Arguments of :func:`~bitnet.core.load_model`.
+    """
+
+    model: str | None
+    options: Mapping[str, Any]
+
+    def load(self) -> Model:
+        """Load it on the device that Ray gave this replica: a GPU, or the CPU if it gave none."""
+        options = dict(self.options)
+        gpus = ray.get_runtime_context().get_accelerator_ids().get("GPU")
+        if options.get("device") in (None, "auto"):
+            options["device"] = "gpu" if gpus else "cpu"
+            options["strict"] = bool(gpus) or options.get("strict")
+        path = None if self.model is None else local_path(self.model, tell=log.info)
+        return load_model(path, **options)
+
+
+class Engine:
+    """A deployment's replica.
+
+    Args:
+        index: The deployment to which it publishes what its KV cache holds.
+    """
+
+    async def __init__(self, settings: EngineSettings, index: DeploymentHandle[Any]) -> None:  # type: ignore[misc]  # Serve awaits it
+        share_log()
+        self._model = await asyncio.to_thread(settings.load)
+        self._backend = InProcess(self._model)
+        self._index = index
+        context = serve.get_replica_context()
+        self._deployment, self._replica = context.deployment, context.replica_id.unique_id
+        self._node = ray.get_runtime_context().get_node_id()
+        self._answered = 0.0
+        self._publishing = asyncio.ensure_future(self._publish())
+        log.info("replica %s on node %s serves %r", self._replica, self._node, self._model)
+
+    async def describe(self) -> Facts:
+        """What the ingress has to know."""
+        load = self._model.load()
+        return Facts(
+            *(self._deployment, self._replica, self._node),
+            *(self._model.context, load.block_size, self._model.cache_bytes),
+            devices=self._model.devices,
+        )
+
+    async def generate(self, work: Work) -> AsyncIterator[list[Part] | RequestError]:
+        """Compute the generations of a request; chunks that are ready at the same time come together.
+
+        An error is the last item: it is a value, as exceptions change on their way through Ray.
+        """
+        restriction, requests = None, []
+        try:
+            if work.form is not None or work.rules is not None:
+                restriction = await self._backend.restrict(work.form, work.rules, asyncio.to_thread)
+            prompts = [ChatTokens(*prompt) for prompt in zip(work.prompts, work.thinking, strict=True)]
+            options = work.options
+            requests = [
+                *await asyncio.to_thread(
+                    lambda: self._backend.submit(prompts, options, n=work.n, restriction=restriction)
+                )
+            ]
+            async for batch in batches(requests):
+                self._model.check_file()
+                self._answered = time.monotonic()
+                parts = [Part(index, chunk) for index, chunk in batch]
+                for i, part in enumerate(parts):
+                    if part.chunk.finish_reason is not None:
+                        parts[i] = await self._ended(work, part, requests[part.index])
+                yield parts
+        except Exception as error:
+            told = as_request_error(error)
+            if told.status == 500:
+                log.exception("a generation failed", exc_info=error)
+            yield told
+        finally:
+            for request in requests:
+                request.cancel()
+            if restriction is not None:
+                restriction.close()
+
+    async def _ended(self, work: Work, part: Part, request: Any) -> Part:
+        receipt = None
+        if work.receipt and part.chunk.finish_reason not in ("cancelled", "failed"):
+            replica = {"node": self._node, "id": self._replica}
+            receipt = await asyncio.to_thread(lambda: self._backend.receipt(request, replica))
+        return Part(part.index, part.chunk, request.completion, receipt)
+
+    async def check_health(self) -> None:
+        """Compute one token, unless a request had one computed lately.
+
+        Raises:
+            DeviceError, RuntimeError: The device has failed; Serve then replaces this replica.
+        """
+        self._model.check_file()
+        if self._publishing.done():
+            raise RuntimeError(f"replica {self._replica} no longer publishes what it holds")
+        if time.monotonic() - self._answered < HEALTH_SECONDS:
+            return
+        token = self._model.tokenizer.bos_id or 0
+        (request,) = self._model.submit([token], max_tokens=1)
+        async for _ in request:
+            self._answered = time.monotonic()
+
+    async def _publish(self) -> None:
+        summary, known = Summary(), 0
+        facts = await self.describe()
+        while True:
+            summary.update(short_hashes(self._model.cached_blocks()))
+            state = State(facts, self._model.load())
+            try:
+                known = await self._index.publish.remote(state, summary.since(known))
+            except Exception as error:  # Serve restarts the index; it then knows nothing
+                log.info("what this replica holds could not be published: %s", error)
+                known = 0
+            await asyncio.sleep(PERIOD_SECONDS)

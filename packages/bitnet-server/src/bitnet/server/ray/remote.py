@@ -1,0 +1,274 @@
+"""A model on the cluster's replicas, as the ingress sees it: its tokenizer and template are here, its weights there."""
+
+from __future__ import annotations
+
+import asyncio
+from array import array
+from collections.abc import AsyncIterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ray.exceptions import RayError
+from ray.serve.exceptions import BackPressureError, RayServeException
+
+from bitnet.core import Chunk, Completion, Load
+from bitnet.core.engine.blocks import prefix_digests
+from bitnet.core.errors import InvalidInputError
+from bitnet.core.hal import DeviceInfo
+from bitnet.core.model.config import ModelConfig
+from bitnet.core.model.file import open_model
+from bitnet.core.text.chat import ChatTemplate
+from bitnet.core.text.prompt import ChatTokens, chat_tokens
+from bitnet.core.text.tokenizer import Tokenizer
+from bitnet.server.forms.structured import Form
+from bitnet.server.forms.token_rules import TokenRules
+from bitnet.server.models.backend import InThread
+from bitnet.server.ray.summary import short_hashes
+from bitnet.server.ray.work import Facts, Part, State, Work
+from bitnet.server.request.errors import RequestError
+
+if TYPE_CHECKING:
+    from ray.serve.handle import DeploymentHandle
+
+    from bitnet.core.engine.options import OptionArguments
+
+MAX_ATTEMPTS = 3
+"""Maximum replicas that a request is sent to, if they end before the client has got a part of its answer."""
+
+
+class RemoteModel:
+    """What endpoints ask about a model, answered from its file and from what its replicas say.
+
+    Args:
+        path: The file, on this node.
+        facts: Of any replica.
+    """
+
+    def __init__(self, path: Path, facts: Facts, i2s_layout: Any = "official") -> None:
+        self._file = open_model(path, i2s_layout=i2s_layout)
+        self.facts, self.selection = facts, None
+        self.states: Sequence[State] = ()
+        self.chat_template  # noqa: B018  # an error in it is one of starting
+
+    @property
+    def config(self) -> ModelConfig:
+        return self._file.config
+
+    @property
+    def tokenizer(self) -> Tokenizer:
+        return self._file.tokenizer
+
+    @property
+    def chat_template(self) -> ChatTemplate | None:
+        return self._file.chat_template
+
+    @property
+    def path(self) -> Path:
+        return self._file.path
+
+    @property
+    def context(self) -> int:
+        return self.facts.context
+
+    @property
+    def device(self) -> DeviceInfo:
+        return self.devices[0]
+
+    @property
+    def devices(self) -> Sequence[DeviceInfo]:
+        """The devices of all replicas."""
+        return [device for state in self.states for device in state.facts.devices] or self.facts.devices
+
+    @property
+    def cache_bytes(self) -> int:
+        return sum(state.facts.cache_bytes for state in self.states) or self.facts.cache_bytes
+
+    def check_file(self) -> None:
+        self._file.gguf.check()
+
+    def load(self) -> Load:
+        """The load of all replicas together."""
+        loads = [state.load for state in self.states]
+        names = ("running", "waiting", "waiting_tokens", "kv_blocks", "kv_used", "kv_cached")
+        sums = {name: sum(getattr(load, name) for load in loads) for name in names}
+        lost = tuple(name for load in loads for name in load.lost)
+        return Load(**sums, block_size=self.facts.block_size, lost=lost)
+
+    def chat_tokens(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        *,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        variables: Mapping[str, Any] | None = None,
+        continued: bool = False,
+        thinks: bool | None = None,
+    ) -> ChatTokens:
+        if self.chat_template is None:
+            hint = "Send a prompt to /v1/completions instead."
+            raise InvalidInputError(f"{self.config.name} has no chat template.", hint=hint)
+        how: dict[str, Any] = {"tools": tools, "variables": variables, "continued": continued, "thinks": thinks}
+        return chat_tokens(self.chat_template, self.tokenizer, messages, **how)
+
+    def close(self) -> None:
+        """Nothing is held that must be freed."""
+
+
+@dataclass(frozen=True, slots=True)
+class Carried:
+    """A form and token rules that a replica will apply."""
+
+    form: Form | None
+    rules: TokenRules | None
+
+    def close(self) -> None:
+        """The replica frees what it made of them."""
+
+
+class Replicas:
+    """The back end whose generations are computed by replicas.
+
+    Args:
+        handle: The deployment of engines, for calls that stream.
+    """
+
+    def __init__(self, model: RemoteModel, handle: DeploymentHandle[Any]) -> None:
+        self.model, self._handle = model, handle
+
+    async def restrict(self, form: Form | None, rules: TokenRules | None, in_thread: InThread) -> Carried:
+        if form is not None and form[0] == "tools":  # its source is a function
+            form = ("lark", await in_thread(form[1]), form[2])
+        return Carried(form, rules)
+
+    def submit(
+        self,
+        prompts: Sequence[Sequence[int]],
+        options: OptionArguments,
+        *,
+        n: int = 1,
+        restriction: Carried | None = None,
+        receipt: bool = False,
+        whole: bool = False,
+    ) -> Sequence[RemoteGeneration]:
+        size = self.model.facts.block_size
+        work = Work(
+            tuple(array("i", prompt) for prompt in prompts),
+            tuple(getattr(prompt, "thinking", None) for prompt in prompts),
+            options,
+            n,
+            None if restriction is None else restriction.form,
+            None if restriction is None else restriction.rules,
+            receipt,
+            blocks=tuple(short_hashes(prefix_digests(prompts[0], size))) if prompts else (),
+            block_size=size,
+        )
+        stream = _Stream(self._handle, work, whole)
+        return [RemoteGeneration(stream, i) for i in range(n * len(prompts))]
+
+    def receipt(self, generation: RemoteGeneration) -> dict[str, Any]:
+        assert generation.receipt is not None
+        return generation.receipt
+
+    def close(self) -> None:
+        """Nothing is held that must be freed."""
+
+
+class RemoteGeneration(AsyncIterator[Chunk]):
+    """One continuation of a request that a replica computes."""
+
+    def __init__(self, stream: _Stream, index: int) -> None:
+        self._stream = stream
+        self._queue = stream.queue(index)
+        self.completion: Completion | None = None
+        self.receipt: dict[str, Any] | None = None
+        self._ended = False
+
+    async def __anext__(self) -> Chunk:
+        if self._ended:
+            raise StopAsyncIteration
+        self._stream.begin()
+        part = await self._queue.get()
+        if isinstance(part, BaseException):
+            self._ended = True
+            raise part
+        if part.chunk.finish_reason is not None:
+            self._ended = True
+            self.completion, self.receipt = part.completion, part.receipt
+        return part.chunk
+
+    def cancel(self) -> None:
+        self._stream.cancel()
+
+
+class _Stream:
+    """The call of a replica that a request's generations share.
+
+    It begins in the task that first awaits a chunk, so that it is part of the HTTP request in Ray's eyes: its id is in
+    the replica's log, and it ends with the request.
+    """
+
+    def __init__(self, handle: DeploymentHandle[Any], work: Work, whole: bool) -> None:
+        self._handle, self._work, self._whole = handle, work, whole
+        self._queues: dict[int, asyncio.Queue[Part | BaseException]] = {}
+        self._task: asyncio.Task[None] | None = None
+        self._loop: asyncio.AbstractEventLoop | None = None
+
+    def queue(self, index: int) -> asyncio.Queue[Part | BaseException]:
+        """The chunks of a continuation."""
+        return self._queues.setdefault(index, asyncio.Queue())
+
+    def begin(self) -> None:
+        """Call a replica, unless that was done."""
+        if self._task is None:
+            self._loop = asyncio.get_running_loop()
+            self._task = asyncio.ensure_future(self._run())
+
+    def cancel(self) -> None:
+        """End the call; may be called from any thread."""
+        if self._task is not None and self._loop is not None:
+            self._loop.call_soon_threadsafe(self._task.cancel)
+
+    async def _run(self) -> None:
+        try:
+            await self._call()
+        except asyncio.CancelledError:
+            for index, queue in self._queues.items():
+                queue.put_nowait(Part(index, Chunk("", (), None, "cancelled")))
+        except Exception as error:
+            for queue in self._queues.values():
+                queue.put_nowait(error)
+
+    async def _call(self) -> None:
+        begun = False
+        for attempt in range(1, MAX_ATTEMPTS + 1):
+            response = self._handle.generate.remote(self._work)
+            try:
+                async for parts in response:
+                    if isinstance(parts, RequestError):
+                        raise parts
+                    begun = True
+                    for part in parts:
+                        self._queues[part.index].put_nowait(part)
+                return
+            except BackPressureError as full:
+                raise RequestError(
+                    429,
+                    f"The queue is full: {full.args[0]} requests wait for a replica. Try again later.",
+                    code="queue_full",
+                    retry_after=1,
+                ) from None
+            except (RayError, RayServeException) as error:
+                if (begun and not self._whole) or attempt == MAX_ATTEMPTS:
+                    raise _lost() from error
+            finally:
+                response.cancel()
+
+
+def _lost() -> RequestError:
+    """The error of an answer whose replica has ended. The client need not know of Ray."""
+    return RequestError(
+        503,
+        "The replica that computed this answer ended before the answer was complete. Send the request again.",
+        code="replica_lost",
+        retry_after=1,
+    )

@@ -1,0 +1,212 @@
+"""``bitnet serve --ray`` on a cluster of this machine: two replicas, one of which is killed, and the way it ends."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from bitnet.core import Model
+
+pytestmark = [
+    pytest.mark.skipif(find_spec("ray") is None, reason="Ray is not installed (the group `ray`)"),
+    pytest.mark.nightly(unless_changed=("packages/bitnet-server/src/bitnet/server/ray",)),
+]
+STORY: dict[str, Any] = {"prompt": "Once upon a time", "max_tokens": 700, "ignore_eos": True, "stream": True}
+
+
+class Cluster:
+    """A deployment that runs, and a client for it."""
+
+    def __init__(self, process: subprocess.Popen[str], url: str, logs: Path) -> None:
+        self.process, self.url, self.logs = process, url, logs
+        self.client = httpx.Client(base_url=url, timeout=60)
+
+    def gauge(self, name: str) -> float:
+        found = re.search(rf"^{name} (\S+)$", self.client.get("/metrics").text, re.MULTILINE)
+        assert found is not None
+        return float(found[1])
+
+    def until(self, name: str, value: float, seconds: float = 10) -> None:
+        """Wait for a gauge's value."""
+        ends = time.monotonic() + seconds
+        while self.gauge(name) != value:
+            assert time.monotonic() < ends, (name, self.gauge(name))
+            time.sleep(0.1)
+
+    def log(self, name: str) -> str:
+        return "".join(file.read_text() for file in self.logs.glob(f"*{name}*.log"))
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        port = listener.getsockname()[1]
+    options = ["--device", "cpu", "-t", "1", "-c", "1024", "-np", "4", "--max-queue", "40", "--port", str(port)]
+    process = subprocess.Popen(
+        [sys.executable, "-m", "bitnet.core", "serve", "--ray", "--replicas", "2", *options],
+        stdin=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "RAY_USAGE_STATS_ENABLED": "0"},
+        start_new_session=True,
+    )
+    try:
+        assert process.stderr is not None
+        lines = []
+        for line in process.stderr:
+            lines.append(line)
+            if line.startswith("Logs: "):
+                break
+        else:
+            raise AssertionError("".join(lines))
+        reader = threading.Thread(target=process.stderr.read, daemon=True)
+        reader.start()
+        yield Cluster(process, f"http://127.0.0.1:{port}", Path(line.removeprefix("Logs: ").strip()))
+    finally:
+        if process.poll() is None:
+            process.terminate()
+            try:
+                process.wait(60)
+            except subprocess.TimeoutExpired:
+                os.killpg(process.pid, signal.SIGKILL)
+
+
+def test_answers_are_those_of_the_model(cluster: Cluster, demo_model: Model) -> None:
+    question = [{"role": "user", "content": "What is 17 + 25?"}]
+    expected = demo_model.chat(question, max_tokens=30, temperature=0)
+    body = {"messages": question, "max_tokens": 30, "temperature": 0, "x_bitnet_receipt": True}
+    answer = cluster.client.post("/v1/chat/completions", json=body, headers={"x-request-id": "a-request-of-mine"})
+    document = answer.json()
+    assert document["choices"][0]["message"]["content"] == expected.text
+    assert document["usage"]["completion_tokens"] == len(expected.tokens)
+    assert answer.headers["x-request-id"] == "a-request-of-mine"
+    replica = document["x_bitnet_receipt"]["environment"]["replica"]
+    assert replica["id"] in cluster.log("engine")
+    for name in ("ingress", "engine"):
+        assert "a-request-of-mine" in cluster.log(name)
+    with cluster.client.stream("POST", "/v1/completions", json={**STORY, "max_tokens": 40, "n": 2}) as stream:
+        lines = [line for line in stream.iter_lines() if line]
+    assert lines[-1] == "data: [DONE]"
+
+
+def test_errors_and_forms_are_the_servers(cluster: Cluster) -> None:
+    long = cluster.client.post("/v1/completions", json={"prompt": "a " * 3000, "max_tokens": 5})
+    assert (long.status_code, long.json()["error"]["code"]) == (400, "context_length_exceeded")
+    broken = cluster.client.post("/v1/completions", json={"prompt": "a", "structured_outputs": {"regex": "("}})
+    assert broken.status_code == 400
+    assert broken.json()["error"]["message"].startswith("structured_outputs.regex cannot be compiled")
+    asked = {"prompt": "A number:", "structured_outputs": {"regex": "[0-9]{3}"}, "max_tokens": 10}
+    assert re.fullmatch("[0-9]{3}", cluster.client.post("/v1/completions", json=asked).json()["choices"][0]["text"])
+    assert cluster.client.post("/v1/completions", json={"prompt": "a", "model": "other"}).status_code == 404
+
+
+def test_a_client_that_leaves_ends_its_generation(cluster: Cluster) -> None:
+    before = cluster.log("engine").count("CALL generate")
+    began = time.monotonic()
+    with cluster.client.stream("POST", "/v1/completions", json={**STORY, "n": 4}) as stream:
+        next(stream.iter_lines())
+    while cluster.log("engine").count("CALL generate") == before:
+        assert time.monotonic() - began < 10
+        time.sleep(0.02)
+    assert "CALL generate CANCELLED" in cluster.log("engine").splitlines()[-1]
+    cluster.until("bitnet_requests_running", 0, 5)
+
+
+def test_more_than_the_queue_holds_is_refused(cluster: Cluster) -> None:
+    async def burst() -> list[httpx.Response]:
+        limits = httpx.Limits(max_connections=100)
+        async with httpx.AsyncClient(base_url=cluster.url, timeout=120, limits=limits) as client:
+            body = {"prompt": "Once", "max_tokens": 200, "ignore_eos": True}
+            return await asyncio.gather(*(client.post("/v1/completions", json=body) for _ in range(80)))
+
+    answers = asyncio.run(burst())
+    refused = [answer for answer in answers if answer.status_code != 200]
+    assert {answer.status_code for answer in refused} == {429}
+    assert len(refused) + 8 >= 80 - 2 * 4 - 40
+    for answer in refused:
+        assert answer.json()["error"]["code"] == "queue_full"
+        assert int(answer.headers["retry-after"]) >= 1
+
+
+def test_conversations_stay_where_their_prefix_is(cluster: Cluster) -> None:
+    async def talk(client: httpx.AsyncClient, number: int) -> int:
+        messages: list[dict[str, str]] = []
+        hits = before = 0
+        for turn in range(5):
+            text = f"Question {number}.{turn} of {os.urandom(4).hex()}: what is 17 + 25, and who said so?"
+            messages.append({"role": "user", "content": text})
+            body = {"messages": messages, "max_tokens": 8, "temperature": 0}
+            document = (await client.post("/v1/chat/completions", json=body)).json()
+            usage = document["usage"]
+            hits += turn > 0 and usage["prompt_tokens_details"]["cached_tokens"] >= before - 32
+            before = usage["prompt_tokens"]
+            messages.append({"role": "assistant", "content": document["choices"][0]["message"]["content"]})
+        return hits
+
+    async def talks() -> int:
+        async with httpx.AsyncClient(base_url=cluster.url, timeout=60) as client:
+            return sum(await asyncio.gather(*(talk(client, i) for i in range(10))))
+
+    assert asyncio.run(talks()) >= 0.9 * 40
+    used = re.findall(r"replica (\w+), \d+ of \d+ tokens cached", cluster.log("ingress"))
+    assert len(set(used)) == 2
+
+
+def test_a_killed_replica_loses_no_request_that_has_not_begun_to_stream(cluster: Cluster) -> None:
+    def pids() -> list[int]:
+        found = subprocess.run(
+            ["pgrep", "-s", str(cluster.process.pid), "-f", "ServeReplica:bitnet:engine"],
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        return [int(pid) for pid in found.stdout.split()]
+
+    async def load() -> tuple[list[httpx.Response], list[str]]:
+        async with httpx.AsyncClient(base_url=cluster.url, timeout=60) as client:
+            body = {"prompt": "Once", "max_tokens": 300, "ignore_eos": True}
+            whole = [asyncio.ensure_future(client.post("/v1/completions", json=body)) for _ in range(8)]
+            streams = [asyncio.ensure_future(told(client)) for _ in range(4)]
+            await asyncio.sleep(0.5)
+            os.kill(pids()[0], signal.SIGKILL)
+            return await asyncio.gather(*whole), await asyncio.gather(*streams)
+
+    async def told(client: httpx.AsyncClient) -> str:
+        async with client.stream("POST", "/v1/completions", json=STORY) as stream:
+            return "\n".join([line async for line in stream.aiter_lines()])
+
+    assert len(pids()) == 2
+    whole, streams = asyncio.run(load())
+    assert [answer.status_code for answer in whole] == [200] * 8
+    for text in streams:
+        assert ("replica_lost" in text) != ('"finish_reason":"length"' in text)
+    ends = time.monotonic() + 60
+    while len(pids()) < 2:
+        assert time.monotonic() < ends
+        time.sleep(0.2)
+    assert cluster.client.post("/v1/completions", json={"prompt": "a", "max_tokens": 3}).status_code == 200
+
+
+def test_sigterm_lets_requests_finish(cluster: Cluster) -> None:
+    with cluster.client.stream("POST", "/v1/completions", json=STORY) as stream:
+        events = stream.iter_lines()
+        next(events)
+        cluster.process.send_signal(signal.SIGTERM)
+        lines = [line for line in events if line]
+    assert lines[-1] == "data: [DONE]"
+    assert '"finish_reason":"length"' in lines[-2]
+    assert cluster.process.wait(60) == 0

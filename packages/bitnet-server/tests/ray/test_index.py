@@ -1,0 +1,63 @@
+"""The index of caches between replicas and ingresses, which may each be restarted."""
+
+from __future__ import annotations
+
+import asyncio
+
+from bitnet.core import Load
+from bitnet.server.ray.index import SILENT_SECONDS, Index, Mirror
+from bitnet.server.ray.summary import Summary
+from bitnet.server.ray.work import Facts, State
+
+
+def state(replica: str, deployment: str = "engine") -> State:
+    return State(Facts(deployment, replica, "node", 512, 16, 1000, ()), Load(0, 0, 0, 100, 0, 0, 16))
+
+
+def publish(index: Index, replica: str, summary: Summary, known: int) -> int:
+    return asyncio.run(index.publish(state(replica), summary.since(known)))
+
+
+def test_a_mirror_knows_what_replicas_hold_and_how_old_that_is() -> None:
+    now = [0.0]
+    index, mirror = Index(lambda: now[0]), Mirror(lambda: now[0])
+    summary = Summary()
+    summary.update([1, 2])
+    assert publish(index, "a", summary, 0) == 1
+    mirror.update(asyncio.run(index.poll(mirror.versions())))
+    assert mirror.hashes("a", 1.0) == {1, 2}
+    assert mirror.hashes("b", 1.0) is None
+    assert mirror.states("engine") == [state("a")]
+    assert mirror.states("other") == []
+    now[0] = 1.5
+    assert mirror.hashes("a", 1.0) is None
+    mirror.update(asyncio.run(index.poll(mirror.versions())))  # the index is there, and the replica silent
+    assert mirror.hashes("a", 1.0) is None
+    summary.update([2, 3])
+    assert publish(index, "a", summary, 1) == 2
+    mirror.update(asyncio.run(index.poll(mirror.versions())))
+    assert mirror.hashes("a", 1.0) == {2, 3}
+
+
+def test_a_restarted_index_asks_for_everything() -> None:
+    index, summary, mirror = Index(), Summary(), Mirror()
+    for i in range(100):
+        summary.update(range(i, i + 10))
+        known = publish(index, "a", summary, summary.version - 1)
+    mirror.update(asyncio.run(index.poll(mirror.versions())))
+    index = Index()
+    summary.update([7])
+    known = publish(index, "a", summary, known)
+    assert known == 0  # it refuses a change from a version that it does not have
+    assert publish(index, "a", summary, known) == summary.version
+    mirror.update(asyncio.run(index.poll(mirror.versions())))
+    assert mirror.hashes("a", 1.0) == {7}
+
+
+def test_a_silent_replica_is_forgotten() -> None:
+    now = [0.0]
+    index, summary = Index(lambda: now[0]), Summary()
+    publish(index, "a", summary, 0)
+    now[0] = SILENT_SECONDS + 1
+    publish(index, "b", summary, 0)
+    assert asyncio.run(index.poll({})).keys() == {"b"}
