@@ -11,7 +11,7 @@ from typing import Any, ClassVar
 import pytest
 
 from bitnet.core.gpu import Bucket
-from bitnet.core.gpu.groups import GROUPS, FeedForward, Group, Layer, NormChoice, NormProduct, RopeAttention
+from bitnet.core.gpu.fusions import FUSIONS, FeedForward, Fusion, Layer, NormChoice, NormProduct, RopeAttention
 from bitnet.core.gpu.plan import candidates, lower
 from bitnet.core.hal import (
     AddBias,
@@ -35,7 +35,7 @@ PRODUCT = TernaryMatmul("q", "s", ("m",), "out")
 BUCKET = Bucket(1, 1, 512, logits=False, apart=True)
 
 
-def groups_at(ops: Sequence[Any], bucket: Bucket = BUCKET) -> list[type[Group]]:
+def groups_at(ops: Sequence[Any], bucket: Bucket = BUCKET) -> list[type[Fusion]]:
     return [type(group) for group in candidates(list(ops), 0, bucket)]
 
 
@@ -225,7 +225,7 @@ class Values:
         self.held |= {name: (place, number) for place, name in enumerate(results(op))}
 
 
-def run_grouped(ops: Sequence[Op], taken: Callable[[Group], bool]) -> list[int]:
+def run_grouped(ops: Sequence[Op], taken: Callable[[Fusion], bool]) -> list[int]:
     """The program with every group that is taken as one: what that leaves out becomes a term of its own."""
     values, at = Values(), 0
     while at < len(ops):
@@ -245,9 +245,9 @@ def run_grouped(ops: Sequence[Op], taken: Callable[[Group], bool]) -> list[int]:
     return values.seen
 
 
-def choices(rng: random.Random) -> Iterator[Callable[[Group], bool]]:
+def choices(rng: random.Random) -> Iterator[Callable[[Fusion], bool]]:
     yield lambda _: True
-    for kind in GROUPS:
+    for kind in FUSIONS:
         yield lambda group, kind=kind: type(group) is kind  # type: ignore[misc]
     yield lambda _: rng.random() < 0.5
 

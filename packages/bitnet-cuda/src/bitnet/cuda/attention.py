@@ -16,9 +16,9 @@ QUERY_TILE = 64
 QUERY_ROWS, KEY_TILE, KEY_STAGES = 128, 128, 2
 """Sizes of attention_wgmma, as in its source: tokens times query heads of a block, positions of a tile, stages."""
 CODE_SLOTS = 4
-"""Tiles of keys or values whose int8 codes are in shared memory, too, or on their way there."""
+"""Tiles of keys or values whose int8 codes are also in shared memory or in flight."""
 KEY_BLOCKS = (8, 16, 32, 64, 128)
-"""Positions of a block of the cache that it can fetch: they divide its tile, and are whole swizzles."""
+"""Supported positions per cache block: they divide the tile of attention_wgmma and are whole swizzles."""
 SPLIT = 64
 """Minimum positions per block of split attention."""
 MAX_SPLITS = 64
@@ -40,7 +40,7 @@ TILE = 16
 LONG_WARPS, LONG_DEPTH = 8, 2
 """Warps per block, and tiles in flight per warp, when few blocks share a long context."""
 LONG_SUMS = 1024
-"""Maximum sums of such a block's warp: more do not fit shared memory."""
+"""Maximum sums of a warp in a block of :data:`LONG_WARPS`; more do not fit shared memory."""
 CODES_DEPTH, SPREAD_CODES_DEPTH = 4, 2
 """Tiles in flight per warp for an int8 cache, whose tiles have half the bytes of f16; the second where blocks on nearly
 all multiprocessors read it."""

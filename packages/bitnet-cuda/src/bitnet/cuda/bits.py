@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 from bitnet.core.gpu import Buffer, Context, KernelSpec, Launch, TernaryBuffer
 from bitnet.core.gpu.ops import ceil_div
-from bitnet.core.gpu.ops.products import Source, product_args, product_defines
+from bitnet.core.gpu.ops.products import ProductInput, product_args, product_defines
 from bitnet.core.hal import TernaryMatmul
 from bitnet.cuda.tiles import ALIGNMENT, PANEL, TiledMatrix
 from bitnet.cuda.weights import ternary
@@ -21,12 +21,14 @@ instead of 24.3 on an H200, and with 80, 24.6; why is not known."""
 BLOCKS = 2
 """Maximum blocks per multiprocessor. If there are no more tiles than blocks, each tile has a block of its own."""
 FEW_WARPS = 8
-"""Maximum warps of such a block."""
+"""Maximum warps of a block that has one tile."""
 TILES, WARPS, DEPTH = 2, 4, 2
 """Otherwise: tiles that a block processes at a time, maximum warps per tile, and tiles per warp whose weights are in
 shared memory or on their way there."""
-SHARED, RESERVED = 228 * 1024, 2048
-"""Bytes of shared memory of a multiprocessor; those that a block takes besides what its launch asks for, at most."""
+SHARED = 228 * 1024
+"""Bytes of shared memory of a multiprocessor."""
+RESERVED = 2048
+"""Maximum bytes of shared memory that a block takes besides those that its launch requests."""
 
 
 class BitsShape(NamedTuple):
@@ -65,7 +67,7 @@ def bits_shape(w: TernaryBuffer, multiprocessors: int, most: int) -> BitsShape |
 
 
 def bits_product(
-    ctx: Context, op: TernaryMatmul, source: Source, out: Buffer, activation: str, shape: BitsShape
+    ctx: Context, op: TernaryMatmul, source: ProductInput, out: Buffer, activation: str, shape: BitsShape
 ) -> Launch:
     """A product of one token, with the operations before and after it that ``source`` and ``activation`` name."""
     w = ternary(ctx, op.weights)

@@ -17,14 +17,15 @@ GROUPS = (64, 128, 256)
 TOKENS = (16, 8)
 """Tokens of a block. More need too many registers."""
 X_BYTES = 72 * 1024
-"""Maximum bytes of activations of a block that has more than the fewest tokens."""
-WARPS, SPLIT_WARPS = 12, {8: 16, 16: 12}
-"""Warps of a block whose tiles have a warp each, and of one whose tiles are split, by its tokens. Where there are fewer
-tiles, the other warps help to fetch activations."""
+"""Maximum bytes of a block's activations; a block of the smaller of :data:`TOKENS` may have more."""
+WARPS = 12
+"""Warps of a block in which each tile has one warp. With fewer tiles, the other warps help fetch activations."""
+SPLIT_WARPS = {8: 16, 16: 12}
+"""Warps of a block in which several warps share a tile, by the block's tokens."""
 SPLITS = {4: 4, 8: 2}
-"""Warps that share a tile, by the maximum tiles of a block for which they do."""
+"""Number of warps that share a tile, by the maximum tiles of the block."""
 DEPTHS = (4, 3, 2)
-"""Steps of a warp whose codes are in shared memory or on their way there. More delay the activations."""
+"""Choices for the steps of a warp whose codes are in shared memory or in flight. More would delay the activations."""
 
 
 class FewShape(NamedTuple):

@@ -9,7 +9,7 @@ from __future__ import annotations
 import numpy as np
 
 from bitnet.core.gpu import Arg, Bucket, Buffer, Context, KernelSpec, Launch
-from bitnet.core.gpu.groups import Choice, NormChoice
+from bitnet.core.gpu.fusions import Choice, NormChoice
 from bitnet.core.gpu.ops import ceil_div
 from bitnet.core.gpu.ops.adjusting import adjustment
 from bitnet.core.gpu.ops.head import choice, compact_shape, unnormed
@@ -17,14 +17,18 @@ from bitnet.cuda.products import DECODE_TOKENS, shared_bytes
 
 WIDTH = 256
 """Columns come in multiples of this."""
-COLUMN_GROUP, ROW_GROUP, CHOOSE_GROUP = 1024, 256, 256
-"""Threads of a block of head_columns, of head_rows, head_floor and head_pack, and of head_choose."""
+COLUMN_GROUP = 1024
+"""Threads of a block of head_columns."""
+ROW_GROUP = 256
+"""Threads of a block of head_rows, head_floor and head_pack."""
+CHOOSE_GROUP = 256
+"""Threads of a block of head_choose."""
 MAX_EACH = 16
 """Maximum rows of the head per thread of head_choose, whose list is in shared memory."""
 SCORE_WARPS = 16
 """Warps of head_score on a multiprocessor."""
 MANY_ROWS = 64
-"""Rows of x at most, on devices of :data:`LARGE_SHARED`; elsewhere those of a decode step."""
+"""Maximum rows of x on devices of :data:`LARGE_SHARED`. Other devices are limited to the rows of a decode step."""
 LARGE_SHARED = ((9, 0), (10, 0))
 """Compute capabilities whose blocks can have 227 KiB of shared memory."""
 SAMPLES = 4096
@@ -32,12 +36,14 @@ SAMPLES = 4096
 undecided."""
 CAPACITY = SAMPLES + 16 * 64
 """Capacity for sampled rows: 16 standard deviations above the average. A row of x with more is undecided."""
-BINS, RATE_BLOCKS = 256, 64
-"""In which head_floor counts rows, as in filter.cuh, and its blocks that do so, for each row of x."""
+BINS = 256
+"""Bins of the histogram in which head_floor counts rows, as in filter.cuh."""
+RATE_BLOCKS = 64
+"""Blocks of head_floor that count rows, for each row of x."""
 DECIDE_GROUP = 512
 """Threads of a block of head_decide."""
 STAGE = 1280
-"""Columns that head_choose has in shared memory at a time elsewhere, at most: then it fits every GPU."""
+"""Maximum columns that head_choose keeps in shared memory at a time on other devices; this fits every GPU."""
 
 
 class HeadOps:

@@ -12,10 +12,10 @@ from dataclasses import replace
 import numpy as np
 
 from bitnet.core.gpu import Bucket, Buffer, Context, Dispatch, KernelSources, Launch, Lowering
-from bitnet.core.gpu.groups import Choice, GatedProduct, NormChoice, NormHead, RopeAttention
+from bitnet.core.gpu.fusions import Choice, GatedProduct, NormChoice, NormHead, RopeAttention
 from bitnet.core.gpu.ops import RowOps, ceil_div
 from bitnet.core.gpu.ops.logprobs import history, logprobs
-from bitnet.core.gpu.ops.products import Source, fused_products, glu_products, row_sums
+from bitnet.core.gpu.ops.products import ProductInput, fused_products, glu_products, row_sums
 from bitnet.core.gpu.ops.scaled import norms_heads
 from bitnet.core.gpu.ops.variants import GroupScaledMatmul, NormedRope, TernaryTable, variants
 from bitnet.core.hal import (
@@ -37,8 +37,10 @@ from bitnet.cuda.weights import ternary
 
 ENTRY = r"^extern \"C\" __global__ void (?:IN_CLUSTER )?(?:__launch_bounds__\([^\n]*\)\s*)?(\w+)\("
 SOURCES = KernelSources("bitnet.cuda", "cuda", ending=".cu", common="common.cuh", entry=ENTRY)
-SAMPLE_GROUP, MAX_HELD = 1024, 5
-"""Threads of a block of sample, and vectors of four logits that one can keep in registers."""
+SAMPLE_GROUP = 1024
+"""Threads of a block of sample."""
+MAX_HELD = 5
+"""Maximum vectors of four logits that a thread of sample keeps in registers."""
 
 
 class CudaOps:
@@ -151,7 +153,7 @@ class CudaOps:
         width = ctx.shape(glu.gate_up)[1] // 2
         product = glu_products(ctx, glu)
         if decodes:
-            x = Source(ctx.tensors[up.x], scale=ctx.tensors[up.scale])
+            x = ProductInput(ctx.tensors[up.x], scale=ctx.tensors[up.scale])
             launch = self._products.decode(ctx, up, bucket, x, product, activation=glu.activation)
         else:
             launch = self._products.tiled(ctx, up, bucket, product, activation=glu.activation)

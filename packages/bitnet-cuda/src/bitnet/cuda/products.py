@@ -7,10 +7,10 @@ from collections.abc import Callable
 import numpy as np
 
 from bitnet.core.gpu import Arg, Bucket, Buffer, Context, DenseBuffer, KernelSpec, Launch, TernaryBuffer
-from bitnet.core.gpu.groups import NormHead
+from bitnet.core.gpu.fusions import NormHead
 from bitnet.core.gpu.ops import ceil_div, power_of_two
 from bitnet.core.gpu.ops.head import unnormed
-from bitnet.core.gpu.ops.products import Source, product_args, product_defines, quantised, row_sums, tiled_args
+from bitnet.core.gpu.ops.products import ProductInput, product_args, product_defines, quantised, row_sums, tiled_args
 from bitnet.core.gpu.ops.scaled import group_product
 from bitnet.core.hal import DenseMatmul, TernaryMatmul
 from bitnet.cuda.bits import bits_product, bits_shape
@@ -20,15 +20,18 @@ from bitnet.cuda.weights import ternary
 
 DECODE_TOKENS = 8
 """Maximum tokens of ternary_decode."""
-FEW_TOKENS, FEW_GROUP_TOKENS = range(9, 65), range(5, 65)
-"""Steps whose products ternary_few computes, of weights with one scale, and of weights with a scale for each group.
-Those with more tokens use a tiled product."""
+FEW_TOKENS = range(9, 65)
+"""Numbers of tokens for which ternary_few multiplies weights with one scale. More tokens use a tiled product."""
+FEW_GROUP_TOKENS = range(5, 65)
+"""The same for weights with a scale for each group of columns."""
 GEMV_ROWS = 4
 LANES, TILE_M, TILE_N, TILE_GROUP = 32, 32, 64, 256
 """Sizes of the tiled product, as in its source."""
-SHARED, MIN_SHARED = {(8, 0): 154, (8, 7): 154, (9, 0): 200, (10, 0): 200, (10, 3): 200}, 90
-"""KiB of shared memory that a launch may ask for, by compute capability, and on every other: what a block can have,
-less the 9 that ternary_decode declares at most."""
+SHARED = {(8, 0): 154, (8, 7): 154, (9, 0): 200, (10, 0): 200, (10, 3): 200}
+"""KiB of shared memory that a launch may request, by compute capability: the limit of a block, less the 9 KiB that
+ternary_decode declares at most."""
+MIN_SHARED = 90
+"""The same for all other compute capabilities."""
 MAX_STEPS = 96
 """Longest K of ternary_decode, in steps of 256: 16 warps with 6 each."""
 STAGES, X_PITCH, W_PITCH, TOKEN_TILES = 4, 160, 32, (64, 128)
@@ -36,23 +39,28 @@ STAGES, X_PITCH, W_PITCH, TOKEN_TILES = 4, 160, 32, (64, 128)
 WGMMA_STAGES = 5
 """Stages of ternary_wgmma, as in its source."""
 TILES_STAGES, TILES_SHARED, TILES_DEPTH = 8, 224 * 1024, 4
-"""Limits of ternary_tiles: most tiles of K in its ring, most bytes of the ring, fewest tiles of K."""
+"""Limits of ternary_tiles: maximum tiles of K in its ring, maximum bytes of the ring, minimum tiles of K."""
 MIN_TILES = 4
 """Minimum K tiles (128 wide) per block of ternary_wgmma."""
-HEAD_ROWS, HEAD_PITCH = (128, 256), (288, 160)
-"""Weight rows of a block of dense_mma, and bytes of a half row of x in its shared memory; for 8 rows of x, and more."""
+HEAD_ROWS = 128, 256
+"""Weight rows of a block of dense_mma, for up to 8 rows of x and for more."""
+HEAD_PITCH = 288, 160
+"""Bytes of half a row of x in shared memory of dense_mma, for up to 8 rows of x and for more."""
 SPLIT_GROUP = 256
 """Threads of a block of split_rows, as in its source."""
 MAX_ONE = 8192
-"""Maximum columns of x that dense_mma keeps in shared memory as a whole, where x has one row."""
-WARPS, FEW_WARPS = 8, 6
-"""Wanted on each multiprocessor by a product of few tokens, and of one: enough to have all weights in flight; of one
-so few that the next kernel's blocks, which fetch theirs, find room beside them."""
+"""Maximum columns of a single row x that dense_mma keeps whole in shared memory."""
+WARPS = 8
+"""Target number of warps per multiprocessor for a product of several tokens, so that all weight loads are in flight."""
+FEW_WARPS = 6
+"""The same for one token: fewer, so that blocks of the next kernel fit beside them and fetch their weights early."""
 TILE_ROWS = 16
 STEP = 256
 """Columns of K that a warp of ternary_decode takes at a time."""
-MMA_GROUPS, WGMMA_GROUPS = (64, 128, 256), (64, 128)
-"""Columns that may share a scale: in ternary_decode and ternary_gemm, and in ternary_group_tiles."""
+MMA_GROUPS = 64, 128, 256
+"""Supported numbers of columns that share a scale, in ternary_decode and ternary_gemm."""
+WGMMA_GROUPS = 64, 128
+"""The same for ternary_group_tiles."""
 BOUNDED_GROUP = 128
 """Columns of a scale whose sums ternary_group_tiles adds faster where activations are known to be small."""
 WGMMA = (9, 0)
@@ -61,8 +69,10 @@ CLUSTERS = (9, 0)
 """Compute capability from which there are thread block clusters."""
 MAX_CLUSTER = 8
 """Blocks of a cluster on every device that has clusters."""
-MAX_WARPS, ROOMY_WARPS = 16, 10
-"""Most warps of a block of ternary_decode; and for one token and in clusters, where small blocks find room sooner."""
+MAX_WARPS = 16
+"""Maximum warps of a block of ternary_decode."""
+ROOMY_WARPS = 10
+"""The same for one token and in clusters, where small blocks start sooner."""
 TENSOR_CORES = (8, 0)
 """Compute capability from which there is mma of 8-bit integers with 32 of K."""
 
@@ -81,7 +91,7 @@ class Products:
         x, scale, out = ctx.tensors[op.x], ctx.tensors[op.scale], ctx.tensors[op.out]
         w = ternary(ctx, op.weights)
         if self.decodes(w, bucket):
-            return [*self.row_sums(ctx, op, bucket), self.decode(ctx, op, bucket, Source(x, scale=scale), out)]
+            return [*self.row_sums(ctx, op, bucket), self.decode(ctx, op, bucket, ProductInput(x, scale=scale), out)]
         if self.tiles(w):
             return [*self.row_sums(ctx, op, bucket), self.tiled(ctx, op, bucket, out)]
         if w.group is not None:  # the core's launch, on codes that `ternary` gave their signs
@@ -167,7 +177,7 @@ class Products:
         ctx: Context,
         op: TernaryMatmul,
         bucket: Bucket,
-        source: Source,
+        source: ProductInput,
         out: Buffer,
         *,
         activation: str = "",

@@ -13,7 +13,7 @@ MANY_TOKENS = 256
 PANEL = 128
 """Bytes of the widest row of a tile."""
 ALIGNMENT = 1024
-"""Bytes: of a tile in shared memory."""
+"""Alignment of a tile in shared memory, in bytes."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -36,9 +36,9 @@ from bitnet.level_zero.structures import (
 )
 
 ALIGNMENT = 64
-"""Bytes that memory is aligned to: a cache line."""
+"""Alignment of memory in bytes: a cache line."""
 READ_ALIGNMENT = 32
-"""Bytes to which the host's memory must be aligned for kernels to read it: a row's codes of one step in a load."""
+"""Minimum alignment in bytes of host memory that kernels read: one load has a row's codes of one step."""
 SYNCHRONOUS, ASYNCHRONOUS = 1, 2
 """Modes of a queue."""
 FOREVER = 2**64 - 1

@@ -31,7 +31,7 @@ from bitnet.metal.recording import Command, IndirectCommands, KeptMessages, Reco
 from bitnet.metal.residency import Resident
 
 ALIGNMENT = 256
-"""Bytes that a scalar's place in its buffer is a multiple of, on every Mac."""
+"""Alignment of a scalar in its buffer, in bytes, on every Mac."""
 VECTOR = 16
 """Bytes that kernels read at a time: buffers begin and end at multiples of them."""
 MIN_ADOPTED = 1 << 14

@@ -14,7 +14,7 @@ from bitnet.core.gpu import Arg, Bucket, Buffer, Context, Dispatch, KernelSpec, 
 from bitnet.core.gpu.clc.abilities import Abilities
 from bitnet.core.gpu.clc.products import MAX_GROUP
 from bitnet.core.gpu.drivers.windows import Window
-from bitnet.core.gpu.groups import Choice, NormChoice
+from bitnet.core.gpu.fusions import Choice, NormChoice
 from bitnet.core.gpu.ops import ceil_div, power_of_two
 from bitnet.core.gpu.ops.head import COMPACT_ROWS, choice, compact_shape, unnormed
 
@@ -22,10 +22,12 @@ WIDTH = 32
 """Threads of a simdgroup, which share a row of the head, and columns of a thread of head_pack."""
 SCORE_EACH = 4
 """Rows of the head that a simdgroup of head_score keeps in registers."""
-CHOOSE_GROUPS, CHOOSE_EACH = 256, 8
-"""Limits of head_choose: threadgroups that are enough, and most rows of a thread."""
+CHOOSE_GROUPS = 256
+"""Target number of threadgroups of head_choose."""
+CHOOSE_EACH = 8
+"""Maximum rows of a thread of head_choose."""
 ALIGNMENT = 256
-"""Bytes that the parts of the compact copy begin at multiples of."""
+"""Alignment of the parts of the compact copy, in bytes."""
 
 
 def fits(ctx: Context) -> bool:

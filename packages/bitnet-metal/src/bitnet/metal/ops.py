@@ -24,7 +24,7 @@ TILED_HEAD = 92
 TILE_M, TILE_N, TILE_THREADS = 32, 64, 128
 """Rows of x and of W of a tile of matrices, and its threadgroup's threads; their source has the same numbers."""
 TERNARY_COLS = (1 << 16) - 1
-"""The most columns: sums of int8 times codes of at most 2 then stay below 2²⁴, where floats add exactly."""
+"""Maximum columns: sums of int8 times codes of at most 2 then stay below 2²⁴, where floats add exactly."""
 
 
 class MetalProducts(Products):

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     import pyopencl as cl
 
 NEEDED = (1, 2)
-"""Least OpenCL version of a device."""
+"""Minimum OpenCL version of a device."""
 VENDORS = Path("/etc/OpenCL/vendors")
 PLATFORM_NOT_FOUND = -1001
 UPDATE = "Update the device's driver."

@@ -12,23 +12,31 @@ import numpy as np
 
 from bitnet.core.gpu import Arg, Bucket, Buffer, Context, DenseBuffer, Launch, launch
 from bitnet.core.gpu.drivers.windows import MAX_GROUPS
-from bitnet.core.gpu.groups import Choice, NormChoice
+from bitnet.core.gpu.fusions import Choice, NormChoice
 from bitnet.core.gpu.ops import ceil_div, next_power_of_two
 from bitnet.core.gpu.ops.head import COMPACT_ROWS, choice, compact_shape, unnormed
 from bitnet.core.hal import DenseMatmul
 from bitnet.vulkan import matrices
 from bitnet.vulkan.hardware import Hardware
 
-LANES, TURNS, MATRIX_ROWS = 32, 16, 128
-"""Invocations that share a row of the weight, at most; rows of a subgroup of dense_decode, of a group of dense_mma."""
-FEW_ROWS, KEPT = 8, 16 * 8
-"""Rows of x that dense_matmul takes in one pass; columns of one that an invocation of dense_decode keeps, at most."""
+LANES = 32
+"""Maximum invocations that share a row of the weight."""
+TURNS = 16
+"""Weight rows of a subgroup of dense_decode."""
+MATRIX_ROWS = 128
+"""Weight rows of a work-group of dense_mma."""
+FEW_ROWS = 8
+"""Rows of x that dense_matmul multiplies in one pass."""
+KEPT = 16 * 8
+"""Maximum columns of x that an invocation of dense_decode keeps in registers."""
 CHUNK = 32
-"""Columns in 16 bytes of the compact copy: it has a multiple of them."""
+"""Columns in 16 bytes of the compact copy; its number of columns is a multiple of this."""
 SCORE_LANES, SCORE_ROWS, SCORE_TURNS = 16, 4, 2
-"""Sizes of head_score: most invocations that share rows of the head, rows at a time, and turns."""
-CHOOSE_GROUPS, CHOOSE_EACH = 256, 8
-"""Limits of head_choose: work-groups that are enough, and most rows of an invocation."""
+"""Sizes of head_score: maximum invocations that share rows of the head, rows at a time, and turns."""
+CHOOSE_GROUPS = 256
+"""Target number of work-groups of head_choose."""
+CHOOSE_EACH = 8
+"""Maximum rows of an invocation of head_choose."""
 FOUND, UNDECIDED, CAPACITY = 272, 9, 4096 + 16 * 64
 """Words of a step's state before what head_choose found, its flag, and rows it lists: head_layout.glsl, filter.glsl."""
 

@@ -8,19 +8,23 @@ from __future__ import annotations
 import numpy as np
 
 from bitnet.core.gpu import Arg, Bucket, Context, Launch, launch
-from bitnet.core.gpu.groups import Layer
+from bitnet.core.gpu.fusions import Layer
 from bitnet.core.gpu.ops import ceil_div, kv_defines, next_power_of_two, positions
 from bitnet.core.gpu.ops.products import glu_products
 from bitnet.vulkan.hardware import Hardware
 
-GROUP, MIN_LANES, MAX_LANES, HELD = 256, 8, 32, 8
-"""Invocations of a work-group; those that share a row of codes; 16 bytes that one holds of a row, of codes or not."""
+GROUP = 256
+"""Invocations of a work-group."""
+MIN_LANES, MAX_LANES = 8, 32
+"""Minimum and maximum invocations that share a row of codes."""
+HELD = 8
+"""Maximum pieces of 16 bytes of a row that an invocation holds in registers."""
 MIN_CHUNK = 64
-"""Positions that a work-group looks at together."""
+"""Minimum positions that a work-group processes at a time."""
 MAX_PARTS = 16
-"""Parts of a sequence's positions, at most: every work-group puts together what they found."""
+"""Maximum parts of a sequence's positions. Every work-group merges the results of all parts."""
 BUFFERS = 22
-"""That the kernel binds."""
+"""Storage buffers that the kernel binds."""
 
 
 def one_launch(hardware: Hardware, ctx: Context, layer: Layer, bucket: Bucket) -> list[Launch] | None:

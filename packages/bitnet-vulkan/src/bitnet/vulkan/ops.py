@@ -13,10 +13,10 @@ import numpy as np
 
 from bitnet.core.gpu import Arg, Bucket, Buffer, Context, Dispatch, Launch, Lowering, launch, variants
 from bitnet.core.gpu.drivers.windows import MAX_GROUPS
-from bitnet.core.gpu.groups import Choice, Layer, NormChoice, RopeAttention
+from bitnet.core.gpu.fusions import Choice, Layer, NormChoice, RopeAttention
 from bitnet.core.gpu.ops import RowOps, attention_inputs, ceil_div, kv_defines, positions, power_of_two, rope_defines
 from bitnet.core.gpu.ops.group_products import in_parts
-from bitnet.core.gpu.ops.products import Source, fused_products, product_defines
+from bitnet.core.gpu.ops.products import ProductInput, fused_products, product_defines
 from bitnet.core.gpu.weights import TernaryBuffer
 from bitnet.core.hal import Attention, DenseMatmul, Embed, RopeAppend, Sample, TernaryMatmul
 from bitnet.vulkan import matrices
@@ -25,9 +25,11 @@ from bitnet.vulkan.head import HeadOps
 from bitnet.vulkan.layers import one_launch, pitch, wide
 
 GROUP = 256
-"""Invocations of a row's work-group, where the device has as many."""
-SAMPLE_GROUP, SAMPLE_EACH = 1024, 8
-"""Invocations that choose a token, at most, and logits that are worth one of them."""
+"""Invocations of the work-group of a row, if the device allows that many."""
+SAMPLE_GROUP = 1024
+"""Maximum invocations that sample a token."""
+SAMPLE_EACH = 8
+"""Minimum logits per invocation of sample."""
 GEMV_GROUP = 128
 FEW_TOKENS = 8
 """Steps with more tokens than this use the tiled product."""
@@ -36,13 +38,15 @@ TILE_M, TILE_N, TILE_GROUP = 32, 64, 128
 MATRIX_TILE = 64
 """Tokens of a work-group of attention_mma."""
 LONG_ROW = 64
-"""Quads of codes of a row from which 16 invocations share it, not 8."""
+"""Minimum quads of codes of a row that 16 invocations share; shorter rows are shared by 8."""
 CHUNKS = {"f16": 64, "f32": 32, "i8": 64}
-"""Positions that attention_decode looks at together, by the cache's type."""
-MAX_PARTS, ENOUGH_PARTS = 24, 512
-"""Work-groups of attention_decode: most that share the positions of a token, and how many are enough in all."""
+"""Positions that attention_decode processes at a time, by the cache's type."""
+MAX_PARTS = 24
+"""Maximum work-groups of attention_decode that share the positions of a token."""
+ENOUGH_PARTS = 512
+"""Target number of work-groups of attention_decode."""
 QUERY_TILE, QUERY_GROUP = 32, 128
-"""Sizes of attention_prefill: tokens of a work-group, and as many positions at a time; its invocations."""
+"""Sizes of attention_prefill: tokens of a work-group, which are also its positions at a time, and its invocations."""
 
 
 class VulkanOps:
@@ -87,7 +91,7 @@ class VulkanOps:
         x, scale, out = ctx.tensors[op.x], ctx.tensors[op.scale], ctx.tensors[op.out]
         w = ctx.ternary(op.weights)
         if self._quantises(ctx, op, bucket):
-            return [self._decode(ctx, op, bucket, Source(x, scale=scale), out)]
+            return [self._decode(ctx, op, bucket, ProductInput(x, scale=scale), out)]
         args = (ctx.step, x, scale, w.codes, w.scales, out, np.int32(w.rows))
         defines: dict[str, int] = {"COLS": w.cols, "ADD": int(op.add)}
         wide = {"WIDE": int(w.cols % 16 == 0)}
@@ -144,7 +148,14 @@ class VulkanOps:
         return bucket.tokens == 1 and space <= self._hardware.shared
 
     def _decode(
-        self, ctx: Context, op: TernaryMatmul, bucket: Bucket, source: Source, out: Buffer, *, activation: str = ""
+        self,
+        ctx: Context,
+        op: TernaryMatmul,
+        bucket: Bucket,
+        source: ProductInput,
+        out: Buffer,
+        *,
+        activation: str = "",
     ) -> Launch:
         w = ctx.ternary(op.weights)
         chunks = w.row_bytes // 16

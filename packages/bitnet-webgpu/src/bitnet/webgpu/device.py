@@ -30,7 +30,7 @@ LIMITS = (
 UPLOAD = 32 << 20
 """Bytes handed to wgpu at once: it copies them to memory of its own first."""
 ALIGNMENT = 256
-"""Bytes that a binding's offset is a multiple of, on every device."""
+"""Alignment of a binding's offset in bytes, on every device."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -13,10 +13,10 @@ import numpy as np
 
 from bitnet.core.gpu import Arg, Bucket, Buffer, Context, Dispatch, Launch, Lowering, launch, variants
 from bitnet.core.gpu.drivers.windows import MAX_GROUPS, in_two, row_windows
-from bitnet.core.gpu.groups import NormHead, RopeAttention, RopeAttentionProduct
+from bitnet.core.gpu.fusions import NormHead, RopeAttention, RopeAttentionProduct
 from bitnet.core.gpu.ops import RowOps, attention_inputs, ceil_div, kv_defines, positions, power_of_two, rope_defines
 from bitnet.core.gpu.ops.group_products import in_parts
-from bitnet.core.gpu.ops.products import NORM, Source, fused_products, normed, product_defines
+from bitnet.core.gpu.ops.products import NORM, ProductInput, fused_products, normed, product_defines
 from bitnet.core.hal import Attention, DenseMatmul, Embed, NormRows, RopeAppend, Sample, TernaryMatmul
 from bitnet.webgpu.device import ALIGNMENT
 
@@ -27,42 +27,44 @@ GEMV_TOKENS = 8
 """Steps with more tokens than this use the tiled product."""
 GEMV_LANES = 16
 GEMV_EACH = 2
-"""Rows that those invocations of a product of few tokens share."""
+"""Rows that :data:`GEMV_LANES` invocations share in a product of few tokens."""
 TILED_GROUPS = 200
 """Workgroups of the tiled product that keep a large GPU busy."""
 TILE_SIDE = 16
 """Invocations along each side of a tile of the tiled product."""
-DENSE_LANES, DENSE_EACH = 32, 4
-"""Invocations that share rows of a dense product, and how many rows, as its source has it."""
+DENSE_LANES = 32
+"""Invocations that share rows of a dense product."""
+DENSE_EACH = 4
+"""Rows that these invocations share, as in the kernel's source."""
 DENSE_TILE = 8
 """Weight rows of an invocation of the tiled dense product."""
 SAMPLE_GROUP = 1024
-"""Invocations that choose a token, at most: a power of two, as halves are put together."""
+"""Maximum invocations that sample a token: a power of two, as they are reduced by halves."""
 SPLIT_CONTEXT = 64
 """Minimum positions per workgroup of split attention."""
 MERGED_SPLITS = 8
-"""Parts of attention, at most, where every workgroup of the product after it reads them all."""
+"""Maximum parts of attention if every workgroup of the product after it reads all of them."""
 MAX_SPLITS = 32
 ATTENTION_GROUPS = 256
-"""Workgroups that attention is split for, if its tokens and heads do not make as many."""
+"""Target number of workgroups of attention: positions are split until there are this many."""
 MERGE_GROUP = 32
 """Invocations that merge the parts of a head."""
 ATTENTION_TEAM = 4
-"""Query heads of a workgroup, at most."""
+"""Maximum query heads of a workgroup."""
 ATTENTION_EACH = 4
 """Rows of an invocation of the tiled attention."""
 ATTENTION_KEYS = 64
-"""Positions that it takes at a time, as its source has them."""
+"""Positions that the tiled attention processes at a time, as in its source."""
 ATTENTION_DEPTHS = (8, 4)
-"""Quads of dimensions in workgroup memory at a time, and a quarter of the values; the first that fits is best."""
+"""Choices for the quads of dimensions in workgroup memory at a time, the fastest first; the first that fits is used."""
 PREFILL_TOKENS = 16
 PREFILL_PER_ROW = 4
-"""Tokens that are worth a tile of attention: in all, and for each row that needs logits, as a sequence has few."""
+"""Minimum tokens of a step, and per row that needs logits, for the tiled attention to be faster."""
 ATTENTION_SHARED = 5 * 1024
-"""Bytes of workgroup memory that attention takes besides what its heads do."""
+"""Bytes of workgroup memory that attention uses besides those of its heads."""
 DECODE_SHARED = 5 * 1024
 DENSE_SHARED = 6 * 1024
-"""Bytes of workgroup memory that ternary_decode and dense_matmul take besides their row."""
+"""Bytes of workgroup memory that ternary_decode and dense_matmul use besides those of their row."""
 
 
 class WebGPUOps:
@@ -202,7 +204,7 @@ class WebGPUOps:
         ctx: Context,
         op: TernaryMatmul,
         bucket: Bucket,
-        source: Source,
+        source: ProductInput,
         out: Buffer,
         *,
         activation: str = "",

@@ -14,7 +14,7 @@ prompt and 64 decoded tokens of the 65th sequence both take about 2 ms."""
 
 
 @dataclass(eq=False)
-class Group:
+class PromptGroup:
     """Sequences of one prompt. They go to the same replica, since they share the prompt's cache.
 
     Attributes:
@@ -41,7 +41,7 @@ class Replica:
     engine: Engine
     thread: threading.Thread | None = None
     held: dict[int, TokenSequence] = field(default_factory=dict)
-    added: list[Group] = field(default_factory=list)
+    added: list[PromptGroup] = field(default_factory=list)
     cancelled: list[TokenSequence] = field(default_factory=list)
     lost: bool = False
 
@@ -50,14 +50,14 @@ class Replica:
         """Whether it holds as many requests as it can run, plus one that waits for a place."""
         return len(self.held) > self.engine.limits.max_seqs
 
-    def cost(self, group: Group) -> int:
+    def cost(self, group: PromptGroup) -> int:
         """Prompt tokens to compute there before the first token of ``group``, plus :data:`REQUEST_TOKENS` per
         request."""
         prompt = len(group.sequences[0].tokens) - self.engine.cached(group.digests)
         begun = sum(max(0, s.target - s.placement.computed) for s in tuple(self.held.values()))
         return prompt + begun + REQUEST_TOKENS * len(self.held)
 
-    def take(self, group: Group) -> None:
+    def take(self, group: PromptGroup) -> None:
         """Give it a group."""
         self.held.update((sequence.number, sequence) for sequence in group.sequences)
         self.added.append(group)

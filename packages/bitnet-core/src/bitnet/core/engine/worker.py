@@ -16,7 +16,7 @@ from types import TracebackType
 
 from bitnet.core.engine.blocks import prefix_digests
 from bitnet.core.engine.engine import Engine, never
-from bitnet.core.engine.replica import Group, Replica
+from bitnet.core.engine.replica import PromptGroup, Replica
 from bitnet.core.engine.results import Update
 from bitnet.core.engine.sequence import TokenSequence
 from bitnet.core.engine.ticket import Ticket, wake
@@ -71,7 +71,7 @@ class Worker:
         self.replicas = tuple(Replica(engine) for engine in engines)
         self._max_queue, self._max_queue_tokens = max_queue, max_queue_tokens
         self._changed = threading.Condition()
-        self._queue: deque[Group] = deque()
+        self._queue: deque[PromptGroup] = deque()
         self._tickets: dict[int, Ticket] = {}
         self._end: BaseException | None = None
         self._origin: TracebackType | None = None
@@ -226,11 +226,11 @@ class Worker:
             self._changed.notify_all()
         wake([ticket.put(None) for ticket in queued])
 
-    def _group(self, sequences: Sequence[TokenSequence]) -> Group:
+    def _group(self, sequences: Sequence[TokenSequence]) -> PromptGroup:
         """One prompt's sequences; if there are several replicas, with the digests that find its prefix in their
         caches."""
         chain = prefix_digests(sequences[0].tokens, self.engine.kv.block_size) if len(self.replicas) > 1 else ()
-        return Group(list(sequences), tuple(chain))
+        return PromptGroup(list(sequences), tuple(chain))
 
     def _dispatch(self) -> None:
         """Send waiting requests to replicas, in order of arrival, while one has a place. The caller holds the lock."""

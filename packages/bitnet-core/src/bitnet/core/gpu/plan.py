@@ -13,7 +13,7 @@ from typing import Any, get_type_hints
 
 from bitnet.core.gpu.context import Bucket, Context, Dispatch
 from bitnet.core.gpu.drivers.interface import Launch
-from bitnet.core.gpu.groups import GROUPS, Group
+from bitnet.core.gpu.fusions import FUSIONS, Fusion
 from bitnet.core.gpu.ops.variants import key
 from bitnet.core.hal import (
     AddBias,
@@ -65,13 +65,13 @@ _WRITES: Mapping[type, tuple[str, ...]] = {
 }
 
 
-def _types(kind: type[Group]) -> tuple[Any, ...]:
+def _types(kind: type[Fusion]) -> tuple[Any, ...]:
     """The operation type of each field of a group."""
     hints = get_type_hints(kind)
     return tuple(hints[field.name] for field in fields(kind))
 
 
-_TYPES = {kind: _types(kind) for kind in GROUPS}
+_TYPES = {kind: _types(kind) for kind in FUSIONS}
 
 
 def reads(op: Op) -> frozenset[str]:
@@ -112,7 +112,7 @@ def step_ops(program: Program, bucket: Bucket) -> list[Op]:
     return [op for op in program.ops if bucket.rows or not isinstance(op, ROW_OPS)]
 
 
-def candidates(ops: Sequence[Op], at: int, bucket: Bucket) -> Iterator[Group]:
+def candidates(ops: Sequence[Op], at: int, bucket: Bucket) -> Iterator[Fusion]:
     """The groups that may replace the operations from ``at`` on, longer ones first."""
     for kind, types in _TYPES.items():
         here = ops[at : at + len(types)]
@@ -127,7 +127,7 @@ def _chained(ops: Sequence[Op]) -> bool:
     return all(writes(first) <= reads(second) for first, second in pairwise(ops))
 
 
-def _safe(group: Group, later: Sequence[Op]) -> bool:
+def _safe(group: Fusion, later: Sequence[Op]) -> bool:
     """Whether nothing needs a result that the group does not store, and no part of it reads memory that another
     overwrites."""
     kept = {name for op in group.kept for name in writes(op)}
@@ -137,7 +137,7 @@ def _safe(group: Group, later: Sequence[Op]) -> bool:
     return not (group.AT_ONCE and kept & _inputs(group))
 
 
-def _inputs(group: Group) -> set[str]:
+def _inputs(group: Fusion) -> set[str]:
     """The tensors that a group reads but does not produce, except those its products add to element by element."""
     found: set[str] = set()
     made: set[str] = set()

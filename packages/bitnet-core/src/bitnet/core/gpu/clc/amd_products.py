@@ -19,7 +19,7 @@ STAGE_BYTES = 2 * 144, 2 * 48
 """Bytes of local memory of a token, and of a row of W, in both buffers."""
 
 MAX_CHUNKS = 8
-"""Chunks of codes of a work-item for which its registers leave room for a SIMD's other waves."""
+"""Maximum chunks of codes that a work-item holds in registers; with more, too few waves fit a SIMD."""
 
 
 class Tile(NamedTuple):

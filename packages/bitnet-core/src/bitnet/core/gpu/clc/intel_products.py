@@ -20,8 +20,8 @@ SUB_GROUPS, BLOCKS, BLOCK_TOKENS, TILE_ITEMS = 4, 2, 8, 64
 """Sub-groups of a work-group of ternary_gemm_sg, and blocks of rows of each; tokens of a block, and the work-items of
 activation_tiles; the source has the same numbers."""
 GATE_LANES = 16
-"""Least work-items that share the rows of a gate and its up: with fewer, what they hold does not fit the registers of
-processors that multiply byte by byte."""
+"""Minimum work-items that share rows of gate and up. Fewer would need more registers than processors have that multiply
+byte by byte."""
 
 
 def by_sub_groups(matrix: Matrix) -> dict[str, int]:

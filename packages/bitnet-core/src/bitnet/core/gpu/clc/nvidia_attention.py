@@ -21,9 +21,12 @@ from bitnet.core.gpu.drivers.interface import KernelSpec, Launch
 from bitnet.core.gpu.ops import ceil_div, power_of_two, rope_defines
 from bitnet.core.hal import Attention, RopeAppend
 
-TILE, WARPS, GROUPS = 64, 4, 3
-"""Positions or tokens of a work-group, its warps, and how many groups of attention_decode_mma on each compute unit, at
-most, a sequence is split for."""
+TILE = 64
+"""Positions of a work-group of attention_decode_mma; tokens of one of attention_prefill_mma."""
+WARPS = 4
+"""Warps of a work-group."""
+GROUPS = 3
+"""Maximum work-groups of attention_decode_mma per compute unit for which a sequence is split."""
 WIDEST = 128
 """Maximum head dimension of attention_prefill_mma."""
 

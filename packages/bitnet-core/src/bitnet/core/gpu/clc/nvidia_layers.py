@@ -10,7 +10,7 @@ from bitnet.core.gpu.clc.nvidia_attention import takes_matrix_units
 from bitnet.core.gpu.clc.nvidia_products import MMA_STEP, WARP
 from bitnet.core.gpu.context import Bucket, Context
 from bitnet.core.gpu.drivers.interface import Arg, KernelSpec, Launch
-from bitnet.core.gpu.groups import Layer
+from bitnet.core.gpu.fusions import Layer
 from bitnet.core.gpu.ops import ceil_div, kv_defines, positions, power_of_two
 from bitnet.core.gpu.ops.products import glu_products
 from bitnet.core.hal import Attention

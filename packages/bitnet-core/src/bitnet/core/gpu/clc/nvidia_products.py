@@ -13,31 +13,47 @@ from bitnet.core.gpu.clc.products import (
 from bitnet.core.gpu.context import Bucket, Context
 from bitnet.core.gpu.drivers.interface import Buffer, KernelSpec, Launch
 from bitnet.core.gpu.ops import ceil_div, power_of_two
-from bitnet.core.gpu.ops.products import Source, product_args, tiled_args
+from bitnet.core.gpu.ops.products import ProductInput, product_args, tiled_args
 from bitnet.core.gpu.weights import TernaryBuffer
 from bitnet.core.hal import DenseMatmul, TernaryMatmul
 
-WARP, MMA_ROWS, MMA_STEP = 32, 16, 64
-"""Work-items of a warp; rows of W that it takes at a time in ternary_decode_mma, and bytes of codes of each."""
-MAX_STEPS, MAX_WARPS = 6, 16
-"""Maximum steps of MMA_STEP bytes for a warp of ternary_decode_mma, which holds them in registers; maximum warps of a
-work-group."""
+WARP = 32
+"""Work-items of a warp."""
+MMA_ROWS = 16
+"""Rows of W that a warp of ternary_decode_mma processes at a time."""
+MMA_STEP = 64
+"""Bytes of codes of each of these rows that it processes at a time."""
+MAX_STEPS = 6
+"""Maximum steps of MMA_STEP bytes for a warp of ternary_decode_mma, which holds them in registers."""
+MAX_WARPS = 16
+"""Maximum warps of a work-group of ternary_decode_mma."""
 WANTED_WARPS = 8
 """Target number of warps per compute unit, so that all weight loads of a product of few tokens are in flight at
 once."""
 STAGE_BYTES = 128, 32
 """Bytes of a token, and of a row of W, in a stage of ternary_gemm_mma."""
-HEAD_WARPS, HEAD_MMA_WARPS = 8, 8
-"""Warps of a work-group of dense_decode, and of dense_mma."""
-HEAD_WARP_ROWS, HEAD_COLS = 32, 4096
-"""Weight rows of a warp of dense_mma; the longest row of dense_decode, which is in registers."""
+HEAD_WARPS = 8
+"""Warps of a work-group of dense_decode."""
+HEAD_MMA_WARPS = 8
+"""Warps of a work-group of dense_mma."""
+HEAD_WARP_ROWS = 32
+"""Weight rows of a warp of dense_mma."""
+HEAD_COLS = 4096
+"""Maximum columns of dense_decode, which holds a row in registers."""
 
 
 class NvidiaProducts(Products):
     """Launches for devices whose driver builds ``nvidia/warps``."""
 
     def decode(
-        self, ctx: Context, op: TernaryMatmul, bucket: Bucket, source: Source, out: Buffer, *, activation: str = ""
+        self,
+        ctx: Context,
+        op: TernaryMatmul,
+        bucket: Bucket,
+        source: ProductInput,
+        out: Buffer,
+        *,
+        activation: str = "",
     ) -> Launch:
         w = ctx.ternary(op.weights)
         if not self._decodes(w):

@@ -18,7 +18,7 @@ from bitnet.core.gpu.clc.products import MAX_GROUP
 from bitnet.core.gpu.clc.vendors import VENDORS, Vendor
 from bitnet.core.gpu.context import Bucket, Context, Dispatch
 from bitnet.core.gpu.drivers.interface import Launch
-from bitnet.core.gpu.groups import FeedForward, GatedProduct, NormGatedProduct, NormProduct, RopeAttention
+from bitnet.core.gpu.fusions import FeedForward, GatedProduct, NormGatedProduct, NormProduct, RopeAttention
 from bitnet.core.gpu.lowering import Lowering
 from bitnet.core.gpu.ops import RowOps, power_of_two
 from bitnet.core.gpu.ops.products import feed_forward, glu_products, normed, row_sums

@@ -10,7 +10,7 @@ from bitnet.core.gpu.clc.abilities import Abilities
 from bitnet.core.gpu.context import Bucket, Context
 from bitnet.core.gpu.drivers.interface import Buffer, KernelSpec, Launch
 from bitnet.core.gpu.ops import RowOps, ceil_div, power_of_two
-from bitnet.core.gpu.ops.products import Source, product_args, product_defines, quantised, row_sums, tiled_args
+from bitnet.core.gpu.ops.products import ProductInput, product_args, product_defines, quantised, row_sums, tiled_args
 from bitnet.core.gpu.weights import TernaryBuffer
 from bitnet.core.hal import DenseMatmul, TernaryMatmul
 
@@ -46,12 +46,19 @@ class Products:
         out = out or ctx.tensors[op.out]
         sums = self._row_sums(ctx, op, bucket)
         if bucket.tokens <= DECODE_TOKENS:
-            x = Source(ctx.tensors[op.x], scale=ctx.tensors[op.scale])
+            x = ProductInput(ctx.tensors[op.x], scale=ctx.tensors[op.scale])
             return [*sums, self.decode(ctx, op, bucket, x, out, activation=activation)]
         return [*sums, self.tiled(ctx, op, bucket, out, activation=activation)]
 
     def decode(
-        self, ctx: Context, op: TernaryMatmul, bucket: Bucket, source: Source, out: Buffer, *, activation: str = ""
+        self,
+        ctx: Context,
+        op: TernaryMatmul,
+        bucket: Bucket,
+        source: ProductInput,
+        out: Buffer,
+        *,
+        activation: str = "",
     ) -> Launch:
         """A product of few tokens, with the operations fused before and after it."""
         w, times = ctx.ternary(op.weights), 2 if activation else 1
@@ -111,7 +118,7 @@ class Products:
 
 
 def decode_defines(
-    w: TernaryBuffer, op: TernaryMatmul, bucket: Bucket, source: Source, activation: str
+    w: TernaryBuffer, op: TernaryMatmul, bucket: Bucket, source: ProductInput, activation: str
 ) -> dict[str, int]:
     """Preprocessor constants of every kernel for products of few tokens."""
     return {

@@ -17,7 +17,7 @@ from bitnet.core.gpu.clc.nvidia_products import NvidiaProducts
 from bitnet.core.gpu.clc.products import Products
 from bitnet.core.gpu.context import Context, Dispatch
 from bitnet.core.gpu.drivers.interface import KernelSpec
-from bitnet.core.gpu.groups import Layer
+from bitnet.core.gpu.fusions import Layer
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,10 +19,12 @@ from bitnet.core.gpu.ops.variants import GroupScaledMatmul, TernaryTable
 from bitnet.core.gpu.weights import TernaryBuffer
 from bitnet.core.hal import TernaryMatmul
 
-GROUP, LANES = 64, 16
-"""Invocations of a work-group of a product of few tokens, and how many of them share a row at least."""
+GROUP = 64
+"""Invocations of a work-group of a product of few tokens."""
+LANES = 16
+"""Minimum invocations that share a row, unless the row has fewer groups."""
 HELD = 2
-"""Rows that those share, for one token."""
+"""Rows that these invocations share, for one token."""
 FEW_TOKENS = 8
 """Steps with more tokens than this use the tiled product."""
 TERMS = 4096
@@ -30,7 +32,8 @@ TERMS = 4096
 TILE_SIDE, TILE_N, TILE_GROUP = 8, 64, 128
 """Sizes of a work-group of the tiled product, as in its sources: invocations along the tokens, rows, invocations."""
 TILE_EACH = (2, 4)
-"""Tokens of such an invocation: the first with which one work-group takes all tokens of a step, else the last."""
+"""Choices for the tokens of an invocation of the tiled product: the first with which one work-group covers the step,
+else the last."""
 
 
 @dataclass(frozen=True, slots=True)

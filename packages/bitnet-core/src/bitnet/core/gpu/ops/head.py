@@ -6,7 +6,7 @@ import numpy as np
 
 from bitnet.core.gpu.context import Context
 from bitnet.core.gpu.drivers.interface import Arg, Buffer
-from bitnet.core.gpu.groups import Choice, NormChoice, NormHead
+from bitnet.core.gpu.fusions import Choice, NormChoice, NormHead
 from bitnet.core.hal import DenseMatmul, DenseWeight, Sample
 
 COMPACT_ROWS = 8

@@ -9,7 +9,7 @@ from bitnet.core.gpu.drivers.interface import Arg, Buffer, KernelSpec, Launch
 from bitnet.core.hal import MAX_COUNT, MAX_LOGPROBS, Sample
 
 EACH = 8
-"""Logits of a work-item, where a row has no more than as many parts as a work-group has work-items."""
+"""Minimum logits of a work-item. In a long row it has more, as a work-group has a work-item for each part of a row."""
 PART_WORDS = 2 + 2 * MAX_LOGPROBS
 MAX_WORDS = 1 + 2 * MAX_LOGPROBS
 """Maximum words of a row's log-probabilities."""

@@ -10,15 +10,15 @@ import numpy as np
 
 from bitnet.core.gpu.context import Bucket, Context, Dispatch
 from bitnet.core.gpu.drivers.interface import Arg, Buffer, Launch
-from bitnet.core.gpu.groups import FeedForward, NormProduct
+from bitnet.core.gpu.fusions import FeedForward, NormProduct
 from bitnet.core.hal import GluNormQuant, NormQuant, Op, TernaryMatmul
 
 NO_NORM, NORM = 1, 2
-"""Kinds of :class:`Source`, with the kernels' numbers; 0 is int8."""
+"""Kinds of :class:`ProductInput`, with the kernels' numbers; 0 is int8."""
 
 
 @dataclass(frozen=True, slots=True)
-class Source:
+class ProductInput:
     """Where a product reads its activations.
 
     Attributes:
@@ -41,13 +41,20 @@ class Decode(Protocol):
     """A backend's product of few tokens; ``activation`` names the one applied between gates and ups if W holds both."""
 
     def __call__(
-        self, ctx: Context, op: TernaryMatmul, bucket: Bucket, source: Source, out: Buffer, *, activation: str = ""
+        self,
+        ctx: Context,
+        op: TernaryMatmul,
+        bucket: Bucket,
+        source: ProductInput,
+        out: Buffer,
+        *,
+        activation: str = "",
     ) -> Launch: ...
 
 
-def normed(ctx: Context, op: NormQuant) -> Source:
+def normed(ctx: Context, op: NormQuant) -> ProductInput:
     """The input of a quantisation, for a product that quantises by itself."""
-    return Source(ctx.tensors[op.x], NORM if op.weight else NO_NORM, norm=op.weight, eps=op.eps)
+    return ProductInput(ctx.tensors[op.x], NORM if op.weight else NO_NORM, norm=op.weight, eps=op.eps)
 
 
 def feed_forward(
@@ -59,7 +66,7 @@ def feed_forward(
     """The two products of a feed-forward block: the first also norms and activates, the second norms."""
     glu, down = group.glu, group.down
     product = glu_products(ctx, glu)
-    source = Source(product, NORM if glu.weight else NO_NORM, norm=glu.weight, eps=glu.eps)
+    source = ProductInput(product, NORM if glu.weight else NO_NORM, norm=glu.weight, eps=glu.eps)
     return [
         decode(ctx, group.up, bucket, normed(ctx, group.norm), product, activation=glu.activation),
         decode(ctx, down, bucket, source, ctx.tensors[down.out]),
@@ -91,7 +98,7 @@ def product_defines(op: TernaryMatmul, activation: str) -> dict[str, int]:
     return {"GLU": int(bool(activation)), "RELU2": int(activation == "relu2"), "ADD": int(op.add)}
 
 
-def product_args(ctx: Context, op: TernaryMatmul, source: Source, out: Buffer) -> tuple[Arg, ...]:
+def product_args(ctx: Context, op: TernaryMatmul, source: ProductInput, out: Buffer) -> tuple[Arg, ...]:
     """The arguments of a product of few tokens that reads its activations from ``source``."""
     w = ctx.ternary(op.weights)
     sums = source.x if source.kind else row_sums(ctx, op.x)

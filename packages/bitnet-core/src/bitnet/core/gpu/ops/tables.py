@@ -18,10 +18,12 @@ from bitnet.core.gpu.weights import TernaryBuffer
 from bitnet.core.hal import DenseMatmul, Embed
 from bitnet.core.hal.check import ternary_table
 
-GROUP, LANES = 64, 16
-"""Work-items of a work-group, and how many of them share rows of the table."""
+GROUP = 64
+"""Work-items of a work-group."""
+LANES = 16
+"""Work-items that share rows of the table."""
 EACH = 2
-"""Rows of the table that those share."""
+"""Rows of the table that these work-items share."""
 HEAD_ROWS = GROUP // LANES * EACH
 """Rows of the table of a work-group."""
 MAX_ROWS = 8

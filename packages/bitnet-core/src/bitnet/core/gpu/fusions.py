@@ -1,7 +1,7 @@
-"""Groups of neighbouring operations that a backend may launch together. Each class here defines one fusion.
+"""Fusions: neighbouring operations that a backend may launch together, one class for each.
 
-A group's fields say which operations it matches, in order. :mod:`bitnet.core.gpu.plan` decides from their reads and
-writes whether they may be grouped; a class adds conditions on their parameters. A backend supports a group by an entry
+A fusion's fields say which operations it matches, in order. :mod:`bitnet.core.gpu.plan` decides from their reads and
+writes whether they may be fused; a class adds conditions on their parameters. A backend supports a fusion by an entry
 in its dispatch table.
 """
 
@@ -27,12 +27,12 @@ Quant: TypeAlias = NormQuant | GluNormQuant
 
 
 @dataclass(frozen=True, slots=True)
-class Group:
+class Fusion:
     """Operations that follow one another.
 
     Attributes:
         KEPT: Fields whose results are stored in their tensors. Results of the other operations are not stored.
-        AT_ONCE: Whether one launch runs the group without synchronising its work-groups, so that some write the result
+        AT_ONCE: Whether one launch runs the fusion without synchronising its work-groups, so that some write the result
             while others still read the input.
     """
 
@@ -50,12 +50,12 @@ class Group:
         return tuple(getattr(self, name) for name in self.KEPT)
 
     def fits(self, bucket: Bucket) -> bool:
-        """Whether the operations' parameters and the bucket allow the group."""
+        """Whether the operations' parameters and the bucket allow the fusion."""
         return True
 
 
 @dataclass(frozen=True, slots=True)
-class NormHead(Group):
+class NormHead(Fusion):
     """An output head that norms its rows itself."""
 
     norm: NormRows
@@ -65,7 +65,7 @@ class NormHead(Group):
 
 
 @dataclass(frozen=True, slots=True)
-class Choice(Group):
+class Choice(Fusion):
     """The output head and sampling, if nobody reads the logits (decision 0060)."""
 
     dense: DenseMatmul
@@ -78,7 +78,7 @@ class Choice(Group):
 
 
 @dataclass(frozen=True, slots=True)
-class NormChoice(Group):
+class NormChoice(Fusion):
     """The last norm, the output head and sampling, if nobody reads the logits (decision 0060)."""
 
     norm: NormRows
@@ -91,7 +91,7 @@ class NormChoice(Group):
 
 
 @dataclass(frozen=True, slots=True)
-class RopeAttention(Group):
+class RopeAttention(Fusion):
     """Attention that rotates its queries and the new key, and appends to the KV cache; ``qkv`` is left unchanged.
 
     Each token sees only earlier cache entries and its own, so no other token of the step may need its entry.
@@ -107,7 +107,7 @@ class RopeAttention(Group):
 
 
 @dataclass(frozen=True, slots=True)
-class RopeAttentionProduct(Group):
+class RopeAttentionProduct(Fusion):
     """Attention as in :class:`RopeAttention`, and the following product, which merges attention's partial results."""
 
     rope: RopeAppend
@@ -121,7 +121,7 @@ class RopeAttentionProduct(Group):
 
 
 @dataclass(frozen=True, slots=True)
-class NormProduct(Group):
+class NormProduct(Fusion):
     """A product that norms and quantises its input itself."""
 
     norm: NormQuant
@@ -131,7 +131,7 @@ class NormProduct(Group):
 
 
 @dataclass(frozen=True, slots=True)
-class GatedProduct(Group):
+class GatedProduct(Fusion):
     """A product that applies the activation between its gates and ups, and the norm after it."""
 
     up: TernaryMatmul
@@ -144,7 +144,7 @@ class GatedProduct(Group):
 
 
 @dataclass(frozen=True, slots=True)
-class NormGatedProduct(Group):
+class NormGatedProduct(Fusion):
     """A :class:`GatedProduct` that norms and quantises its input itself."""
 
     norm: NormQuant
@@ -157,7 +157,7 @@ class NormGatedProduct(Group):
 
 
 @dataclass(frozen=True, slots=True)
-class FeedForward(Group):
+class FeedForward(Fusion):
     """A feed-forward block as two products: the first norms and activates, the second norms."""
 
     norm: NormQuant
@@ -171,7 +171,7 @@ class FeedForward(Group):
 
 
 @dataclass(frozen=True, slots=True)
-class Layer(Group):
+class Layer(Fusion):
     """A whole layer, whose products ``o`` and ``down`` add to the tensor that its norms read."""
 
     qkv_norm: NormQuant
@@ -197,7 +197,7 @@ class Layer(Group):
         return adds and residual and self.rope.layer == self.attention.layer
 
 
-GROUPS: tuple[type[Group], ...] = (
+FUSIONS: tuple[type[Fusion], ...] = (
     Layer,
     RopeAttentionProduct,
     FeedForward,
@@ -209,4 +209,4 @@ GROUPS: tuple[type[Group], ...] = (
     NormProduct,
     GatedProduct,
 )
-"""Every group, in the order in which they are tried: longer ones first."""
+"""Every fusion, in the order in which they are tried: longer ones first."""
