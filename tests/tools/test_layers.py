@@ -27,8 +27,9 @@ def test_no_circle(house: House) -> None:
     assert house.circle() == ()
 
 
-def test_long_files_say_why() -> None:
-    assert [file for file, reason in SERVER.long_files().items() if not reason] == []
+@EACH
+def test_long_files_say_why(house: House) -> None:
+    assert [file for file, reason in house.long_files().items() if not reason] == []
 
 
 @pytest.mark.parametrize(("house", "room"), [(house, room) for house in HOUSES for room in house.rooms if room])

@@ -10,6 +10,8 @@
             print(chunk.text, end="", flush=True)
 
 :mod:`bitnet.core.loading` loads one.
+
+Long, because the methods of :class:`Model` carry the documentation that users read in one place.
 """
 
 from __future__ import annotations
