@@ -85,7 +85,12 @@ def test_chat_gives_thoughts_back_to_the_template(
 
     asked: list[Any] = []
     stream = Model.chat_stream
-    monkeypatch.setattr(Model, "chat_stream", lambda self, m, **o: [asked.append(m), stream(self, m, **o)][1])
+
+    def noted(self: Model, messages: Any, **options: Any) -> Any:
+        asked.append(messages)
+        return stream(self, messages, **options)
+
+    monkeypatch.setattr(Model, "chat_stream", noted)
     ran = bitnet("chat", "-m", thinker, "-n", "30", "--reasoning-budget", "5", stdin="Hello\nMore\n")
     assert ran.status == 0, ran.err
     assert asked[1][1]["reasoning_content"]

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import base64
+import hashlib
 import secrets
 from collections.abc import Iterable
+from dataclasses import replace
 from typing import Any
 
 from bitnet.core import Chunk, Completion
 from bitnet.server.api.known_fields import MESSAGES
 from bitnet.server.chat.messages import content_parts, content_text, part_text
 from bitnet.server.chat.partial_json import complete_part
-from bitnet.server.chat.prompt import PLAIN, ChatPrompt, check_continued
+from bitnet.server.chat.prompt import ChatPrompt, check_continued
+from bitnet.server.chat.thinking import ThinkingChoice, read_effort, thinking_object
 from bitnet.server.chat.tool_calls import Arguments, Begin, Event, Text, ToolCall
 from bitnet.server.chat.tools import Tools, anthropic_tools, function_call, only_form
 from bitnet.server.forms.structured import Form, format_of
@@ -19,7 +23,7 @@ from bitnet.server.generation.job import SSE, Job, Result
 from bitnet.server.generation.sampling import MAX_STOPS, checked
 from bitnet.server.models.service import Service
 from bitnet.server.request.call import Call, to_json
-from bitnet.server.request.errors import RequestError, unsupported, wrong
+from bitnet.server.request.errors import RequestError, wrong
 from bitnet.server.request.fields import Fields
 
 CALL = "toolu_"
@@ -59,11 +63,12 @@ def parse(service: Service, fields: Fields) -> Job:
         "top_k": fields.integer("top_k", 0),
         "stop": fields.strings("stop_sequences", MAX_STOPS) or None,
     }
+    options["reasoning_budget"] = service.reasoning_budget(how.thinking)
     options = {name: value for name, value in options.items() if value is not None}
     return Job(
         prompts=lambda: [service.chat_tokens(messages, tools, how)],
         options=checked({"temperature": 1.0, **options}),
-        answer=MessageAnswer(service, tools),
+        answer=MessageAnswer(service, tools, thinks=bool(how.thinking.allowed)),
         stream=SSE if fields.flag("stream") else None,
         form=only_form(tools, _form(fields), template),
         receipt=fields.flag("x_bitnet_receipt"),
@@ -79,9 +84,10 @@ async def count_tokens(service: Service, call: Call, fields: Fields) -> None:
 def _conversation(fields: Fields) -> tuple[list[dict[str, Any]], ChatPrompt]:
     """The conversation; an answer that has been begun for the model is its last message, and is continued."""
     MESSAGES.check(fields)
-    thinking = fields.object("thinking")
-    if thinking is not None and thinking.text("type") != "disabled":
-        raise unsupported("thinking", "the model does not think aloud apart from its answer.")
+    choice = thinking_object(fields)
+    config = fields.object("output_config") or Fields({}, "output_config")
+    asked = replace(choice, effort=read_effort(config, "effort"))
+    choice = asked if choice.thinks else ThinkingChoice(False)  # this API's models think only where they are asked to
     system = content_text(fields, "system")
     messages = [{"role": "system", "content": system}] if system else []
     given = fields.objects("messages")
@@ -93,7 +99,7 @@ def _conversation(fields: Fields) -> tuple[list[dict[str, Any]], ChatPrompt]:
         role = message.choice("role", ("user", "assistant"), "")
         messages += _message(role, message)
     if messages[-1]["role"] != "assistant":
-        return messages, PLAIN
+        return messages, ChatPrompt(thinking=choice)
     check_continued(messages, given[-1].name("role"))
     return messages, ChatPrompt(continued=True)
 
@@ -109,10 +115,14 @@ def _message(role: str, message: Fields) -> list[dict[str, Any]]:
     """A message in the form that templates read: tool results become messages of their own, before the user's text."""
     if isinstance(message.values["content"], str):
         return [{"role": role, "content": message.values["content"]}]
-    texts, calls, results = [], [], []
+    texts, calls, results, thoughts = [], [], [], list[str]()
     for part in content_parts(message, "content"):
         kind = part.text("type", "text")
-        if kind == "tool_use" and role == "assistant":
+        if kind == "thinking" and role == "assistant":
+            thoughts.append(part.text("thinking") or "")
+        elif kind == "redacted_thinking" and role == "assistant":
+            continue  # nobody here can read it
+        elif kind == "tool_use" and role == "assistant":
             part.require("id")
             calls.append(function_call(part, part.text("id"), "input"))
         elif kind == "tool_result" and role == "user":
@@ -123,6 +133,8 @@ def _message(role: str, message: Fields) -> list[dict[str, Any]]:
         else:
             texts.append(part_text(part))
     made: dict[str, Any] = {"role": role, "content": "".join(texts)}
+    if any(thoughts):
+        made["reasoning_content"] = "\n\n".join(thoughts)
     if calls:
         made["tool_calls"] = calls
     return [*results, made] if texts or calls or not results else results
@@ -131,7 +143,8 @@ def _message(role: str, message: Fields) -> list[dict[str, Any]]:
 class MessageAnswer:
     """An answer as ``message`` and the events that build one."""
 
-    def __init__(self, service: Service, tools: Tools | None) -> None:
+    def __init__(self, service: Service, tools: Tools | None, *, thinks: bool) -> None:
+        self._thinks = thinks
         self._service, self._id = service, "msg_" + secrets.token_hex(12)
         self._parser = None if tools is None else tools.parser(service.model.chat_template, CALL)
         self._content: list[dict[str, Any]] = []
@@ -151,7 +164,7 @@ class MessageAnswer:
     def begin(self, prompt_tokens: int) -> Iterable[bytes]:
         usage = {"input_tokens": prompt_tokens, "output_tokens": 0}
         yield _event("message_start", message=self._message([], usage, None))
-        if self._parser is None:
+        if self._parser is None and not self._thinks:
             yield from self._begin({"type": "text", "text": ""})
 
     def _begin(self, block: dict[str, Any]) -> Iterable[bytes]:
@@ -164,12 +177,20 @@ class MessageAnswer:
         """The event that closes the open block, if there is one."""
         if self._open:
             self._open = False
+            if self._content[-1]["type"] == "thinking":
+                self._content[-1]["signature"] = signature(self._content[-1]["thinking"])
+                yield self._delta("signature_delta", signature=self._content[-1]["signature"])
             yield _event("content_block_stop", index=len(self._content) - 1)
 
     def _delta(self, kind: str, **value: str) -> bytes:
         return _event("content_block_delta", index=len(self._content) - 1, delta={"type": kind, **value})
 
     def piece(self, index: int, chunk: Chunk) -> Iterable[bytes]:
+        if chunk.reasoning:
+            if not self._open:
+                yield from self._begin({"type": "thinking", "thinking": "", "signature": ""})
+            self._content[-1]["thinking"] += chunk.reasoning
+            yield self._delta("thinking_delta", thinking=chunk.reasoning)
         parser = self._parser
         if parser is None:
             events: list[Event] = [Text(chunk.text)] if chunk.text else []
@@ -186,8 +207,14 @@ class MessageAnswer:
                 self._content[-1]["text"] += event.text
                 yield self._delta("text_delta", text=event.text)
 
-    def end(self, result: Result) -> Iterable[bytes]:
+    def _end_blocks(self) -> Iterable[bytes]:
+        """The events that end the last block; without tools, that is a text, if only an empty one."""
+        if self._parser is None and (not self._content or self._content[-1]["type"] != "text"):
+            yield from self._begin({"type": "text", "text": ""})
         yield from self._end_block()
+
+    def end(self, result: Result) -> Iterable[bytes]:
+        yield from self._end_blocks()
         yield _event("message_delta", delta=self._stop(result.completions[0]), usage=_usage(result), **_receipt(result))
         yield _event("message_stop")
 
@@ -197,7 +224,8 @@ class MessageAnswer:
     def whole(self, result: Result) -> Any:
         """What a client makes of the stream, including a call that was cut off."""
         (completion,) = result.completions
-        for _ in (*self.begin(0), *self.piece(0, Chunk(completion.text, (), None, completion.finish_reason))):
+        chunk = Chunk(completion.text, (), None, completion.finish_reason, reasoning=completion.reasoning)
+        for _ in (*self.begin(0), *self.piece(0, chunk), *self._end_blocks()):
             pass
         calls = iter(() if self._parser is None else self._parser.calls)
         content = [
@@ -214,6 +242,11 @@ class MessageAnswer:
         reasons = {"length": "max_tokens", "context": "model_context_window_exceeded"}
         ended = "tool_use" if self._parser is not None and self._parser.calls else "end_turn"
         return {"stop_reason": reasons.get(completion.finish_reason, ended), "stop_sequence": None}
+
+
+def signature(thought: str) -> str:
+    """What clients send back with a thought: a digest of it. It is not checked, as other servers' thoughts may come."""
+    return base64.b64encode(hashlib.sha256(thought.encode("utf-8", "surrogatepass")).digest()).decode()
 
 
 def _event(name: str, /, **values: Any) -> bytes:

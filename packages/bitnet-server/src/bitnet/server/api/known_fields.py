@@ -116,7 +116,6 @@ EXTENSIONS = {
     "t_max_predict_ms": Refusal("use max_tokens, or the server's --timeout.", (-1,)),
     "n_indent": Refusal("use stop."),
     "repetition_detection": Refusal("use repetition_penalty."),
-    "thinking_token_budget": Refusal("the model does not think aloud apart from its answer."),
     "documents": Refusal("put them into a message."),
     "chat_template": Refusal("the model's own chat template is used; /v1/completions uses none."),
     "image_data": _TEXT_ONLY,
@@ -143,8 +142,9 @@ _OPENAI_HARMLESS = f"""
 
 CHAT = _known(
     f"""messages max_tokens max_completion_tokens n_predict logprobs top_logprobs tools tool_choice parallel_tool_calls
-    modalities continue_final_message add_generation_prompt chat_template_kwargs enable_thinking {_OPENAI}""",
-    f"reasoning_effort include_reasoning reasoning_budget reasoning {_OPENAI_HARMLESS}",
+    modalities continue_final_message add_generation_prompt chat_template_kwargs enable_thinking
+    reasoning_effort reasoning thinking thinking_token_budget {_OPENAI}""",
+    f"include_reasoning reasoning_budget {_OPENAI_HARMLESS}",
     SAMPLERS,
     EXTENSIONS,
     audio=_TEXT_ONLY,
@@ -170,8 +170,8 @@ COMPLETIONS = _known(
 
 RESPONSES = _known(
     """model input instructions previous_response_id store stream stream_options temperature top_p max_output_tokens
-    text tools tool_choice parallel_tool_calls include x_bitnet_receipt""",
-    """metadata reasoning service_tier safety_identifier user moderation truncation max_tool_calls prompt_cache_key
+    text tools tool_choice parallel_tool_calls include reasoning x_bitnet_receipt""",
+    """metadata service_tier safety_identifier user moderation truncation max_tool_calls prompt_cache_key
     prompt_cache_options prompt_cache_retention""",
     conversation=Refusal("conversations are not stored; send the whole conversation as input."),
     background=Refusal("a response is computed while its client waits."),
@@ -196,13 +196,11 @@ MESSAGES = _known(
 """Anthropic's ``/v1/messages`` and ``/v1/messages/count_tokens``."""
 
 _OLLAMA = "model stream format options keep_alive logprobs top_logprobs x_bitnet_receipt"
-_THINK = Refusal("the model does not think aloud apart from its answer.")
-OLLAMA_CHAT = _known(f"messages tools tool_choice parallel_tool_calls {_OLLAMA}", "", think=_THINK)
+OLLAMA_CHAT = _known(f"messages tools tool_choice parallel_tool_calls think {_OLLAMA}", "")
 """``/api/chat``."""
 OLLAMA_GENERATE = _known(
-    f"prompt system raw context {_OLLAMA}",
+    f"prompt system raw context think {_OLLAMA}",
     "",
-    think=_THINK,
     images=_TEXT_ONLY,
     width=_TEXT_ONLY,
     height=_TEXT_ONLY,

@@ -10,9 +10,12 @@ from typing import Any
 from bitnet.core import Chunk, Completion
 from bitnet.core.engine import TokenLogprob
 from bitnet.core.errors import InvalidInputError, brief
+from bitnet.core.text.prompt import ChatTokens
 from bitnet.server.api.known_fields import OLLAMA_CHAT, OLLAMA_GENERATE, OLLAMA_OPTIONS, Known
 from bitnet.server.api.openai import chat_logprobs
 from bitnet.server.chat.messages import openai_messages
+from bitnet.server.chat.prompt import ChatPrompt
+from bitnet.server.chat.thinking import ollama_thinking
 from bitnet.server.chat.tool_calls import CallParser, Text, ToolCall
 from bitnet.server.chat.tools import Tools, only_form, openai_tools
 from bitnet.server.forms.structured import ollama_form
@@ -59,11 +62,16 @@ def _options(fields: Fields) -> dict[str, Any]:
 
 
 def _job(
-    service: Service, fields: Fields, tokens: Callable[[], list[int]], answer: OllamaAnswer, tools: Tools | None = None
+    service: Service,
+    fields: Fields,
+    tokens: Callable[[], list[int]],
+    answer: OllamaAnswer,
+    how: ChatPrompt,
+    tools: Tools | None = None,
 ) -> Job:
     return Job(
         prompts=lambda: [tokens()],
-        options=checked(_options(fields)),
+        options=checked({**_options(fields), "reasoning_budget": service.reasoning_budget(how.thinking)}),
         answer=answer,
         stream=NDJSON if fields.flag("stream", True) else None,
         form=only_form(tools, ollama_form(fields), service.model.chat_template),
@@ -152,12 +160,13 @@ def _chat_job(service: Service, call: Call, fields: Fields) -> Job:
     for message in fields.objects("messages") or ():
         message.refuse({"images": OLLAMA_GENERATE.refused["images"].why})
     messages, tools = openai_messages(fields), openai_tools(fields)
+    how = ChatPrompt(thinking=ollama_thinking(fields, service.model.chat_template))
     answer = OllamaAnswer(service, _message, tools, load=call.load_seconds)
-    return _job(service, fields, lambda: service.chat_tokens(messages, tools), answer, tools)
+    return _job(service, fields, lambda: service.chat_tokens(messages, tools, how), answer, how, tools)
 
 
-def _message(text: str, calls: Sequence[ToolCall] = ()) -> dict[str, Any]:
-    message: dict[str, Any] = {"role": "assistant", "content": text}
+def _message(text: str, calls: Sequence[ToolCall] = (), thought: str = "") -> dict[str, Any]:
+    message: dict[str, Any] = {"role": "assistant", "content": text, **_thought(thought)}
     if calls:
         message["tool_calls"] = [
             {"id": call.id, "function": {"index": i, "name": call.name, "arguments": call.values() or {}}}
@@ -166,10 +175,14 @@ def _message(text: str, calls: Sequence[ToolCall] = ()) -> dict[str, Any]:
     return {"message": message}
 
 
+def _thought(text: str) -> dict[str, str]:
+    return {"thinking": text} if text else {}
+
+
 def _generate_job(service: Service, call: Call, fields: Fields, prompt: str) -> Job:
     """The prompt in the model's chat template, after an earlier answer's ``context``; or unchanged, with ``raw``."""
     system, model, before = fields.text("system"), service.model, fields.tokens("context", MAX_CONTEXT) or []
-    raw = fields.flag("raw")
+    raw, how = fields.flag("raw"), ChatPrompt(thinking=ollama_thinking(fields, model.chat_template))
 
     def tokens() -> list[int]:
         if raw or model.chat_template is None:
@@ -178,22 +191,26 @@ def _generate_job(service: Service, call: Call, fields: Fields, prompt: str) -> 
             made = service.text_tokens(prompt)
         else:
             first = [{"role": "system", "content": system}] if system else []
-            made = service.chat_tokens([*first, {"role": "user", "content": prompt}])
+            made = service.chat_tokens([*first, {"role": "user", "content": prompt}], None, how)
         begins = before and made[:1] == [model.tokenizer.bos_id]
-        return [*before, *made[1 if begins else 0 :]]
+        return ChatTokens([*before, *made[1 if begins else 0 :]], getattr(made, "thinking", None))
 
     answer = OllamaAnswer(
-        service, lambda text, calls: {"response": text}, None, load=call.load_seconds, context=not raw
+        service,
+        lambda text, calls, thought: {"response": text, **_thought(thought)},
+        None,
+        load=call.load_seconds,
+        context=not raw,
     )
-    return _job(service, fields, tokens, answer)
+    return _job(service, fields, tokens, answer, how)
 
 
 def _line(name: str, said: dict[str, Any], done: bool, **values: Any) -> dict[str, Any]:
     return {"model": name, "created_at": _now(), **said, "done": done, **values}
 
 
-Wrap = Callable[[str, Sequence[ToolCall]], dict[str, Any]]
-"""Formats the answer's text and calls as the fields of a line."""
+Wrap = Callable[[str, Sequence[ToolCall], str], dict[str, Any]]
+"""Formats the answer's text, calls and thought as the fields of a line."""
 
 
 class OllamaAnswer:
@@ -212,8 +229,10 @@ class OllamaAnswer:
         self._tools, self._template = tools, service.model.chat_template
         self._parser = None if tools is None else tools.parser(self._template)
 
-    def _line(self, text: str, done: bool, calls: Sequence[ToolCall] = (), **values: Any) -> dict[str, Any]:
-        return _line(self._service.names[0], self._wrap(text, calls), done, **values)
+    def _line(
+        self, text: str, done: bool, calls: Sequence[ToolCall] = (), thought: str = "", **values: Any
+    ) -> dict[str, Any]:
+        return _line(self._service.names[0], self._wrap(text, calls, thought), done, **values)
 
     def begin(self, prompt_tokens: int) -> Iterable[bytes]:
         return ()
@@ -223,8 +242,9 @@ class OllamaAnswer:
         if parser is not None:
             events = parser.push(text) + (parser.end() if chunk.finish_reason is not None else [])
             text = "".join(event.text for event in events if isinstance(event, Text))
-        if text or chunk.logprobs:
-            yield to_json(self._line(text, False, **self._logprobs(chunk.logprobs))) + b"\n"
+        if text or chunk.reasoning or chunk.logprobs:
+            logprobs = self._logprobs(chunk.logprobs)
+            yield to_json(self._line(text, False, thought=chunk.reasoning, **logprobs)) + b"\n"
 
     def end(self, result: Result) -> Iterable[bytes]:
         """The calls, which this API does not stream in pieces, and the last line."""
@@ -240,7 +260,7 @@ class OllamaAnswer:
         parser = None if self._tools is None else self._tools.parsed(completion.text, self._template)
         text = completion.text if parser is None else parser.text
         ends = {**self._logprobs(completion.logprobs), **self._end(result)}
-        return self._line(text, True, _whole_calls(parser), **ends)
+        return self._line(text, True, _whole_calls(parser), completion.reasoning, **ends)
 
     def _logprobs(self, entries: Sequence[TokenLogprob] | None) -> dict[str, Any]:
         return {} if entries is None else {"logprobs": chat_logprobs(self._service, entries)["content"]}

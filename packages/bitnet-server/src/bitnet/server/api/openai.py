@@ -38,6 +38,7 @@ def usage(result: Result) -> dict[str, Any]:
         "completion_tokens": result.generated_tokens,
         "total_tokens": result.prompt_tokens + result.generated_tokens,
         "prompt_tokens_details": {"cached_tokens": result.cached_tokens},
+        "completion_tokens_details": {"reasoning_tokens": result.reasoning_tokens},
     }
 
 

@@ -42,6 +42,7 @@ def parse(service: Service, fields: Fields) -> Job:
     if top and not wants_logprobs:
         raise wrong("top_logprobs", "needs logprobs to be true.")
     options = sampling_options(fields, max_tokens=most, logprobs=(top or 0) if wants_logprobs else None)
+    options["reasoning_budget"] = service.reasoning_budget(how.thinking)
     tools, template = openai_tools(fields), service.model.chat_template
     return Job(
         prompts=lambda: [service.chat_tokens(messages, tools, how)],
@@ -71,6 +72,8 @@ class ChatAnswer:
     def piece(self, index: int, chunk: Chunk) -> Iterable[bytes]:
         deltas = [{"role": "assistant", "content": ""}] if index not in self._begun else []
         self._begun.add(index)
+        if chunk.reasoning:
+            deltas.append(_reasoning(chunk.reasoning))
         if self._tools is None:
             deltas += [{"content": chunk.text}] if chunk.text else []
         else:
@@ -107,6 +110,8 @@ class ChatAnswer:
 
     def _choice(self, index: int, completion: Completion) -> dict[str, Any]:
         message: dict[str, Any] = {"role": "assistant", "content": completion.text, "refusal": None}
+        if completion.reasoning:
+            message |= _reasoning(completion.reasoning)
         parser = None
         if self._tools is not None:
             parser = self._tools.parsed(completion.text, self._service.model.chat_template)
@@ -124,6 +129,11 @@ class ChatAnswer:
             "logprobs": None if logprobs is None else chat_logprobs(self._service, logprobs),
             "finish_reason": _finish(completion.finish_reason, parser),
         }
+
+
+def _reasoning(text: str) -> dict[str, Any]:
+    """A thought under the names of vLLM and DeepSeek, and of OpenRouter and newer vLLM."""
+    return {"reasoning_content": text, "reasoning": text}
 
 
 def _finish(reason: FinishReason, parser: CallParser | None) -> str:

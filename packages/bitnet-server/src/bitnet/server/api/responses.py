@@ -12,6 +12,8 @@ from bitnet.core.errors import brief
 from bitnet.server.api.known_fields import CHAT, RESPONSES
 from bitnet.server.api.openai import stream_options
 from bitnet.server.chat.messages import ROLES, content_text
+from bitnet.server.chat.prompt import ChatPrompt
+from bitnet.server.chat.thinking import ThinkingChoice, read_effort
 from bitnet.server.chat.tool_calls import Arguments, Begin, Event, Text, ToolCall
 from bitnet.server.chat.tools import Tools, function_call, made_call, only_form, openai_tools
 from bitnet.server.forms.structured import checked as checked_form
@@ -60,14 +62,17 @@ def parse(service: Service, fields: Fields, owner: bytes = b"") -> Job:
     keep = fields.flag("store", True) and service.shared.settings.max_stored > 0
     tools = openai_tools(fields, nested=False)
     temperature, top_p = fields.number("temperature", 0, 2), fields.number("top_p", 0, 1)
+    reasoning = fields.object("reasoning") or Fields({}, "reasoning")
+    how = ChatPrompt(thinking=ThinkingChoice(effort=read_effort(reasoning, "effort")))
     options = {
+        "reasoning_budget": service.reasoning_budget(how.thinking),
         "max_tokens": token_limit(fields, "max_output_tokens"),
         "temperature": 1.0 if temperature is None else temperature,
         "top_p": 1.0 if top_p is None else top_p,
     }
     asked = checked_form(None if form is None else format_of(form, form), fields)
     return Job(
-        prompts=lambda: [service.chat_tokens([*system, *history], tools)],
+        prompts=lambda: [service.chat_tokens([*system, *history], tools, how)],
         options=checked(options),
         answer=ResponseAnswer(service, fields, options, tools, (owner, history) if keep else None),
         stream=SSE if fields.flag("stream") else None,
@@ -109,8 +114,12 @@ def _input(fields: Fields) -> list[dict[str, Any]]:
     if not isinstance(given, list) or not given:
         raise wrong("input", f"is {brief(given)}; it must be a text or a list of items.")
     messages: list[dict[str, Any]] = []
+    thought = ""
     for item in fields.objects("input") or ():
         kind = item.text("type", "message")
+        if kind == "reasoning":
+            thought = _given_thought(item)
+            continue
         if kind == "function_call":
             add_call(messages, function_call(item, item.text("call_id")))
         elif kind == "function_call_output":
@@ -124,7 +133,16 @@ def _input(fields: Fields) -> list[dict[str, Any]]:
             messages.append({"role": role, "content": content_text(item, "content")})
         else:
             raise unsupported(item.name("type"), f"{brief(kind)} is neither a message nor a function's call or output.")
+        if thought and messages[-1]["role"] == "assistant":
+            messages[-1]["reasoning_content"] = thought
+        thought = ""
     return messages
+
+
+def _given_thought(item: Fields) -> str:
+    """The thought of an item: its content, or else its summary, which holds the whole where this server wrote it."""
+    parts = item.objects("content") or item.objects("summary") or []
+    return "\n\n".join(part.text("text") or "" for part in parts)
 
 
 def add_call(messages: list[dict[str, Any]], call: dict[str, Any]) -> None:
@@ -153,6 +171,8 @@ class ResponseAnswer:
         self._number = 0
         self._parser = None if tools is None else tools.parser(service.model.chat_template)
         self._items: list[dict[str, Any]] = []
+        asked = (fields.object("reasoning") or Fields({})).values
+        self._summarised = (asked.get("summary") or asked.get("generate_summary")) is not None
         self._open = False  # whether the last item is open
         self._response = {
             "id": "resp_" + secrets.token_hex(12),
@@ -165,6 +185,7 @@ class ResponseAnswer:
             "max_output_tokens": options["max_tokens"],
             "metadata": _metadata(fields),
             "parallel_tool_calls": fields.flag("parallel_tool_calls", True),
+            "reasoning": fields.values.get("reasoning") or {"effort": None, "summary": None},
             "previous_response_id": fields.text("previous_response_id"),
             "store": keep is not None,
             "temperature": options["temperature"],
@@ -186,11 +207,35 @@ class ResponseAnswer:
         yield self._event("response.in_progress", response=running)
 
     def piece(self, index: int, chunk: Chunk) -> Iterable[bytes]:
+        if chunk.reasoning:
+            yield from self._thought(chunk.reasoning)
         parser = self._parser
         events: list[Event] = [Text(chunk.text)] if chunk.text else []
         if parser is not None:
             events = parser.push(chunk.text) + (parser.end() if chunk.finish_reason is not None else [])
-        return self._built(events)
+        yield from self._built(events)
+
+    @property
+    def _thought_names(self) -> tuple[str, str, str]:
+        """The field of an item that holds the thought, and the names of the events for its text and its part."""
+        if self._summarised:
+            return "summary", "reasoning_summary_text", "reasoning_summary_part"
+        return "content", "reasoning_text", "content_part"
+
+    def _thought(self, text: str) -> Iterable[bytes]:
+        """A piece of the thought: an item's content, or its summary if the request asks for one.
+
+        Nobody shortens the thought for a summary: it is the whole.
+        """
+        held, name, part_name = self._thought_names
+        if not self._open:
+            item = {"id": "rs_" + secrets.token_hex(12), "type": "reasoning", "status": "in_progress", "summary": []}
+            yield from self._begin(item)
+            self._items[-1][held] = [{"type": "summary_text" if self._summarised else "reasoning_text", "text": ""}]
+            part = dict(self._items[-1][held][0])
+            yield self._event(f"response.{part_name}.added", **self._place, **{f"{held}_index": 0}, part=part)
+        self._items[-1][held][0]["text"] += text
+        yield self._event(f"response.{name}.delta", **self._place, **{f"{held}_index": 0}, delta=text)
 
     def _built(self, events: Iterable[Event]) -> Iterable[bytes]:
         for event in events:
@@ -240,13 +285,19 @@ class ResponseAnswer:
             (part,) = item["content"]
             yield self._event("response.output_text.done", **self._part_place, text=part["text"], logprobs=[])
             yield self._event("response.content_part.done", **self._part_place, part=part)
+        elif item["type"] == "reasoning":
+            held, name, part_name = self._thought_names
+            (part,) = item[held]
+            place = {**self._place, f"{held}_index": 0}
+            yield self._event(f"response.{name}.done", **place, text=part["text"])
+            yield self._event(f"response.{part_name}.done", **place, part=part)
         else:
             values = {"name": item["name"], "arguments": item["arguments"]}
             yield self._event("response.function_call_arguments.done", **self._place, **values)
         yield self._event("response.output_item.done", output_index=len(self._items) - 1, item=item)
 
     def end(self, result: Result) -> Iterable[bytes]:
-        if not self._items:
+        if not self._items or self._items[-1]["type"] == "reasoning":
             yield from self._begin_message()
         status = _status(result)
         yield from self._close(status)
@@ -265,7 +316,7 @@ class ResponseAnswer:
 
     def whole(self, result: Result) -> Any:
         (completion,) = result.completions
-        text = Chunk(completion.text, (), None, completion.finish_reason)
+        text = Chunk(completion.text, (), None, completion.finish_reason, reasoning=completion.reasoning)
         for _ in (*self.piece(0, text), *self.end(result)):
             pass
         return self._ended(result)
@@ -274,12 +325,16 @@ class ResponseAnswer:
         """The answer's messages, as conversations hold them."""
         messages: list[dict[str, Any]] = []
         for item in self._items:
+            if item["type"] == "reasoning":
+                continue
             if item["type"] == "message":
                 messages.append({"role": "assistant", "content": item["content"][0]["text"]})
             else:
                 call = ToolCall(item["call_id"], item["name"], item["arguments"])
                 values = call.values()
                 add_call(messages, made_call(call.id, call.name, call.arguments if values is None else values))
+        if self._items[0]["type"] == "reasoning":
+            messages[0]["reasoning_content"] = self._items[0][self._thought_names[0]][0]["text"]
         return messages
 
     def _ended(self, result: Result) -> dict[str, Any]:
@@ -294,7 +349,7 @@ class ResponseAnswer:
                 "input_tokens": result.prompt_tokens,
                 "input_tokens_details": {"cached_tokens": result.cached_tokens},
                 "output_tokens": result.generated_tokens,
-                "output_tokens_details": {"reasoning_tokens": 0},
+                "output_tokens_details": {"reasoning_tokens": result.reasoning_tokens},
                 "total_tokens": result.prompt_tokens + result.generated_tokens,
             },
             **receipt,

@@ -32,6 +32,9 @@ def _message(message: Fields) -> dict[str, Any]:
     for name, sent in (("name", "name"), ("name", "tool_name"), ("tool_call_id", "tool_call_id")):
         if (value := message.text(sent)) is not None:
             made[name] = value
+    thoughts = (message.text(name) for name in ("reasoning_content", "reasoning", "thinking"))
+    if role == "assistant" and (thought := next(filter(None, thoughts), None)) is not None:
+        made["reasoning_content"] = thought
     if calls := message.objects("tool_calls"):
         made["tool_calls"] = [_tool_call(call) for call in calls]
     elif "content" not in message and role != "assistant":

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from bitnet.core.text.chat import RESERVED
+from bitnet.server.chat.thinking import ThinkingChoice, openai_thinking
 from bitnet.server.request.errors import wrong
 from bitnet.server.request.fields import Fields
 
@@ -18,10 +19,12 @@ class ChatPrompt:
     Attributes:
         variables: Passed to the chat template.
         continued: Whether the answer continues the last message.
+        thinking: Whether and how long the model may think.
     """
 
     variables: Mapping[str, Any] = field(default_factory=dict)
     continued: bool = False
+    thinking: ThinkingChoice = field(default_factory=ThinkingChoice)
 
     @classmethod
     def read(cls, fields: Fields, messages: Sequence[Mapping[str, Any]]) -> ChatPrompt:
@@ -43,7 +46,7 @@ class ChatPrompt:
             raise wrong("add_generation_prompt", f"{needed}; continue_final_message continues an answer.")
         if continued:
             check_continued(messages, fields.name("continue_final_message"))
-        return cls(variables, continued)
+        return cls(variables, continued, openai_thinking(fields))
 
 
 def check_continued(messages: Sequence[Mapping[str, Any]], field: str) -> None:

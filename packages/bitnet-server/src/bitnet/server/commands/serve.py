@@ -24,7 +24,17 @@ if TYPE_CHECKING:
 GROUPS = {
     "Clients": ("alias", "api_key", "api_key_file", "cors", "page"),
     "Limits": (
-        *("parallel", "max_queue", "max_queue_tokens", "max_memory", "max_stored", "timeout", "max_body", "drain"),
+        *(
+            "parallel",
+            "max_queue",
+            "max_queue_tokens",
+            "max_memory",
+            "max_stored",
+            "reasoning_budget",
+            "timeout",
+            "max_body",
+            "drain",
+        ),
     ),
     "Cluster": ("ray", "address", "replicas", "gpus_per_replica", "write_config"),
     "Network": ("host", "port", "uds", "root_path", "ssl_certfile", "ssl_keyfile", "log_format"),
@@ -140,6 +150,14 @@ def several_models(function: F) -> F:
     default=256,
     show_default=True,
     help="Responses kept in memory for previous_response_id.",
+)
+@click.option(
+    "--reasoning-budget",
+    metavar="N",
+    type=click.IntRange(-1),
+    default=-1,
+    show_default=True,
+    help="Maximum tokens of a thought, for requests that say nothing about thinking; 0: no thought, -1: no limit.",
 )
 @click.option(
     "--timeout",
@@ -269,6 +287,7 @@ def serve(**params: Any) -> None:
         cors=params["cors"],
         page=params["page"],
         max_stored=params["max_stored"],
+        reasoning_budget=None if params["reasoning_budget"] == -1 else params["reasoning_budget"],
         max_memory=None if params["max_memory"] is None else int(params["max_memory"] * 1e9),
     )
     names = ("host", "port", "uds", "root_path", "ssl_certfile", "ssl_keyfile", "log_format", "drain")

@@ -51,6 +51,10 @@ class Result:
         return sum(len(c.tokens) for c in self.completions)
 
     @property
+    def reasoning_tokens(self) -> int:
+        return sum(c.reasoning_tokens for c in self.completions)
+
+    @property
     def devices(self) -> str:
         """Names of the devices that computed it."""
         return ", ".join(dict.fromkeys(name for c in self.completions for name in c.devices))

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from bitnet.core.hal import DeviceInfo
     from bitnet.core.model.config import ModelConfig
     from bitnet.core.text.chat import ChatTemplate
+    from bitnet.core.text.prompt import ChatTokens
     from bitnet.core.text.tokenizer import Tokenizer
     from bitnet.server.forms.token_rules import TokenRules
 
@@ -60,7 +61,8 @@ class ServedModel(Protocol):
         tools: Sequence[Mapping[str, Any]] | None = None,
         variables: Mapping[str, Any] | None = None,
         continued: bool = False,
-    ) -> list[int]: ...
+        thinks: bool | None = None,
+    ) -> ChatTokens: ...
 
 
 class Generation(Protocol):

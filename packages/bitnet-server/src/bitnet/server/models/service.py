@@ -12,6 +12,7 @@ from typing import Any, Protocol
 from bitnet.core import Model, __version__
 from bitnet.core.gguf.split import model_bytes
 from bitnet.server.chat.prompt import PLAIN, ChatPrompt
+from bitnet.server.chat.thinking import ThinkingChoice
 from bitnet.server.chat.tools import Tools, as_template_reads
 from bitnet.server.models.backend import Backend, InProcess, ServedModel
 from bitnet.server.models.shared import Shared
@@ -88,7 +89,18 @@ class Service:
         """The prompt of a conversation. This is slow: call it outside the event loop."""
         made, given = as_template_reads(messages, tools, self.model.chat_template)
         self._check_length(_characters([[(message["content"], message.get("tool_calls")) for message in made], given]))
-        return self.model.chat_tokens(made, tools=given, variables=how.variables, continued=how.continued)
+        thinking = how.thinking.or_default(self.shared.settings.reasoning_budget)
+        return self.model.chat_tokens(
+            made,
+            tools=given,
+            variables={**how.variables, **thinking.variables(self.model.chat_template)},
+            continued=how.continued,
+            thinks=thinking.allowed,
+        )
+
+    def reasoning_budget(self, choice: ThinkingChoice) -> int | None:
+        """Maximum tokens of the thought that a request allows; None: no limit."""
+        return choice.or_default(self.shared.settings.reasoning_budget).tokens(self.model.chat_template)
 
     def text_tokens(self, text: str, *, add_special: bool = True, parse_special: bool = True) -> list[int]:
         """The tokens of a text. This is slow: call it outside the event loop."""

@@ -23,6 +23,8 @@ class Settings:
         page: Whether the page is served at ``/``.
         max_stored: Maximum number of responses kept for ``previous_response_id``.
         max_memory: Maximum bytes of model files and KV caches loaded at the same time; None: no limit.
+        reasoning_budget: Maximum tokens of a thought, for requests that say nothing about thinking; 0: no thought;
+            None: no limit.
 
     Raises:
         InvalidInputError: A key is empty, which would admit requests without a key.
@@ -38,6 +40,7 @@ class Settings:
     page: bool = True
     max_stored: int = 256
     max_memory: int | None = None
+    reasoning_budget: int | None = None
 
     def __post_init__(self) -> None:
         if not all(key.strip() for key in self.api_keys):
