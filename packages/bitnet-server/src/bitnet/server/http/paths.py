@@ -10,7 +10,7 @@ from bitnet.server.request.call import Scope
 
 LIKE = 0.75
 """How alike a path must be to be named, as ``difflib`` counts: a missing prefix or a wrong letter is, not more."""
-LONGEST = 100
+MAX_COMPARED = 100
 """Maximum characters of a path that is compared; comparing takes time that grows with their square."""
 
 
@@ -33,5 +33,5 @@ def nearest(path: str, known: Iterable[str]) -> str | None:
     for one in known:
         if len(one) > 1 and (path.endswith(one) or (len(path) > 1 and one.endswith(path))):
             return one
-    found = get_close_matches(path[:LONGEST], known, 1, LIKE)
+    found = get_close_matches(path[:MAX_COMPARED], known, 1, LIKE)
     return found[0] if found else None

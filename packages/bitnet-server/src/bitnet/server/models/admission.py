@@ -36,12 +36,12 @@ class Admission:
         """
         if self.draining:
             raise RequestError(503, "The server is shutting down.", code="shutting_down", retry_after=5)
-        most = self._shared.places + self._shared.settings.max_queue
-        if self.present >= most:
+        limit = self._shared.places + self._shared.settings.max_queue
+        if self.present >= limit:
             self._shared.metrics.refused.inc()
             raise RequestError(
                 429,
-                f"The queue is full: {self.present} requests run or wait, and the limit is {most}. Try again later.",
+                f"The queue is full: {self.present} requests run or wait, and the limit is {limit}. Try again later.",
                 code="queue_full",
                 retry_after=self.retry_after(),
             )

@@ -41,11 +41,11 @@ class Stored:
     If there are too many or they are too large, the oldest is dropped. It may be used from any thread.
 
     Args:
-        most: Maximum number of responses; 0: none.
+        max_entries: Maximum number of responses; 0: none.
     """
 
-    def __init__(self, most: int) -> None:
-        self._most = most
+    def __init__(self, max_entries: int) -> None:
+        self._max_entries = max_entries
         self._entries: OrderedDict[str, Entry] = OrderedDict()
         self._bytes = 0
         self._lock = threading.Lock()
@@ -81,6 +81,6 @@ class Stored:
         now = time.monotonic()
         while self._entries:
             id, first = next(iter(self._entries.items()))
-            if first.until > now and len(self._entries) <= self._most and self._bytes <= MAX_BYTES:
+            if first.until > now and len(self._entries) <= self._max_entries and self._bytes <= MAX_BYTES:
                 return
             self._delete(id)

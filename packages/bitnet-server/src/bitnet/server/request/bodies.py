@@ -74,8 +74,8 @@ class Body:
         Raises:
             RequestError: It is.
         """
-        if size > (most := self.bodies.max_body):
-            raise RequestError(413, f"The body is larger than the {most:,} bytes that are allowed.")
+        if size > (limit := self.bodies.max_body):
+            raise RequestError(413, f"The body is larger than the {limit:,} bytes that are allowed.")
 
     async def add(self, piece: bytes) -> None:
         """Add the next piece.

@@ -80,19 +80,19 @@ class Fields:
         assert value is not None
         return value
 
-    def object(self, field: str, most: int = MAX_LENGTH) -> Fields | None:
+    def object(self, field: str, max_length: int = MAX_LENGTH) -> Fields | None:
         value: Mapping[str, Any] | None = self._typed(field, dict, "an object")
         if value is None:
             return None
-        self._short(field, value, most, "members")
+        self._short(field, value, max_length, "members")
         return Fields(value, self.name(field))
 
-    def objects(self, field: str, most: int = MAX_LENGTH) -> list[Fields] | None:
+    def objects(self, field: str, max_length: int = MAX_LENGTH) -> list[Fields] | None:
         """A list of objects."""
         value: list[Any] | None = self._typed(field, list, "a list of objects")
         if value is None:
             return None
-        self._short(field, value, most)
+        self._short(field, value, max_length)
         return list(self._each(field, value))
 
     def _each(self, field: str, values: Sequence[Any]) -> Iterator[Fields]:
@@ -102,27 +102,27 @@ class Fields:
                 raise wrong(name, f"is {brief(value)}; it must be an object.")
             yield Fields(value, name)
 
-    def strings(self, field: str, most: int = MAX_LENGTH) -> tuple[str, ...]:
+    def strings(self, field: str, max_length: int = MAX_LENGTH) -> tuple[str, ...]:
         """A string or a list of strings, none of them empty."""
         value = self._typed(field, (str, list), "a string or a list of strings")
         values = [value] if isinstance(value, str) else value or []
-        self._short(field, values, most, "strings")
+        self._short(field, values, max_length, "strings")
         if not all(isinstance(v, str) and v for v in values):
             raise wrong(self.name(field), f"is {brief(value)}; it must be a string or strings, none of them empty.")
         return tuple(values)
 
-    def tokens(self, field: str, most: int = MAX_LENGTH) -> list[int] | None:
+    def tokens(self, field: str, max_length: int = MAX_LENGTH) -> list[int] | None:
         """A list of token ids, which may not be in the vocabulary."""
         value: list[int] | None = self._typed(field, list, "a list of token ids")
         if value is not None:
-            self._short(field, value, most, "tokens")
+            self._short(field, value, max_length, "tokens")
             if not are_tokens(value):
                 raise wrong(self.name(field), f"is {brief(value)}; it must be a list of token ids.")
         return value
 
-    def _short(self, field: str, values: Collection[Any], most: int, what: str = "elements") -> None:
-        if len(values) > most:
-            raise wrong(self.name(field), f"has {len(values):,} {what}; at most {most:,} are allowed.")
+    def _short(self, field: str, values: Collection[Any], max_length: int, what: str = "elements") -> None:
+        if len(values) > max_length:
+            raise wrong(self.name(field), f"has {len(values):,} {what}; at most {max_length:,} are allowed.")
 
     def require(self, field: str) -> None:
         if field not in self:
