@@ -21,6 +21,7 @@ import signal
 from cuda.bindings import driver, nvrtc
 
 from bitnet.core.devices import isolated_child
+from bitnet.core.devices.isolated_child import answer, finish
 
 
 def ok(result):
@@ -43,23 +44,22 @@ def fault(*_):
     ok(driver.cuLaunchKernel(kernel, 1, 1, 1, 1, 1, 1, 0, 0, 0, 0))
 
 
-def main(request):
+def prepare(setup, ask):
     signal.signal(signal.SIGUSR1, fault)
-    isolated_child.main(request)
+    isolated_child.prepare(setup, ask)
 '''
 SCRIPT = r"""
 import os, signal, sys, threading
 from concurrent.futures import ThreadPoolExecutor
 import numpy as np
 from bitnet.core import load_model
-from bitnet.core.devices import child
+from bitnet.core.devices import isolated
 
 OPTIONS = {"max_tokens": 150, "ignore_eos": True, "temperature": 0.9, "logprobs": 2}
 rng = np.random.default_rng()
 prompts = [rng.integers(0, 256, int(rng.integers(2, 60))).tolist() for _ in range(128)]
 sys.path.insert(0, sys.argv[1])
-start = child.start
-child.start = lambda module, request: start("faulty", request)
+isolated.MODULE = "faulty"
 
 
 def answers(model, on_token):

@@ -100,7 +100,7 @@ PLAIN = {"METAL_TEST_NAME": "Apple Paravirtual device"}
 SAMPLE = "test_layer_free_to_fuse and llama"
 """The part of the conformance suite that runs at every push."""
 COMMAND = (
-    "import sys, metal_on_cpu; from bitnet.core.devices import child; child.possible = lambda: False; "
+    "import sys, metal_on_cpu; from bitnet.core.support import helper; helper.possible = lambda: False; "
     "from bitnet.core.__main__ import main; sys.argv[1:] = {arguments!r}; sys.exit(main())"
 )
 """The command line, which starts no child: that would know nothing of the library."""

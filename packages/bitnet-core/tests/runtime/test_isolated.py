@@ -18,10 +18,11 @@ import pytest
 
 from bitnet.core import errors, load_model
 from bitnet.core.cpu.backend import BACKEND
-from bitnet.core.devices import child
 from bitnet.core.devices.isolated import IsolatedDevice, open_isolated
 from bitnet.core.errors import BitNetError, DeviceError, DeviceLostError, InvalidInputError, ModelFileError
-from bitnet.core.hal import Limits, OpenOptions, Program, SequenceStep, Step, StepLayout, run
+from bitnet.core.hal import Limits, OpenOptions, SequenceStep, Step, StepLayout, run
+from bitnet.core.hal import Program as HalProgram
+from bitnet.core.support.helper.program import Program, command
 from bitnet.core.testing.model import TinyModel
 
 LIMITS = Limits(4, 2, 2, 4)
@@ -35,7 +36,7 @@ def device() -> Iterator[Any]:
     opened.close()
 
 
-def program() -> Program:
+def program() -> HalProgram:
     return TinyModel(np.random.default_rng(), layers=1).program(LIMITS, 8)
 
 
@@ -51,22 +52,28 @@ def running(pid: int) -> bool:
     return True
 
 
-@pytest.mark.parametrize("written", [b"", b'{"module": "bitnet'])
+@pytest.mark.parametrize("written", [b"", b"\0\0\0", bytes(15) + b"\x0330"])
 def test_a_child_without_a_request_ends_silently(written: bytes) -> None:
     """Its parent was interrupted before it had written one."""
-    command = [sys.executable, "-I", "-c", child._START]
-    ran = subprocess.run(command, input=written, capture_output=True, timeout=60, check=False)
+    module = Program(code="bitnet.core.devices.examinee", purpose="", setup=b"30")
+    ran = subprocess.run(command(module), input=written, capture_output=True, timeout=60, check=False)
     assert (ran.returncode, ran.stdout, ran.stderr) == (0, b"", b"")
 
 
 def test_a_probe_that_nobody_waits_for_ends_silently(tmp_path: Path) -> None:
-    request = {"backend": "cpu", "seconds": 60}
+    request = b'{"backend": "cpu", "seconds": 60}'
+    frames = b"".join(bytes(8) + len(data).to_bytes(8, "big") + data for data in (b"30", request))
+    arguments = command(Program(code="bitnet.core.devices.examinee", purpose=""))
     with (tmp_path / "errors").open("w+b") as errors_of_child:
-        process = child.start("bitnet.core.devices.examinee", request, errors_of_child)
-        assert process.stdout
-        process.stdout.close()
-        status = process.wait(60)
-        child.end(process, 1)
+        pipe = subprocess.PIPE
+        with subprocess.Popen(arguments, stdin=pipe, stdout=pipe, stderr=errors_of_child) as process:
+            assert process.stdin
+            assert process.stdout
+            process.stdin.write(frames)
+            process.stdin.flush()
+            assert process.stdout.read(9) == b"r" + bytes(8)
+            process.stdout.close()
+            status = process.wait(60)
         errors_of_child.seek(0)
         assert (status, errors_of_child.read()) == (0, b"")
 
@@ -150,10 +157,10 @@ def test_closing_ends_the_process(device: IsolatedDevice) -> None:
 
 
 def test_a_process_that_cannot_be_started(monkeypatch: pytest.MonkeyPatch) -> None:
-    def fail(*_: Any) -> Any:
+    def fail(*_: Any, **options: Any) -> Any:
         raise OSError(12, "Cannot allocate memory")
 
-    monkeypatch.setattr(child, "start", fail)
+    monkeypatch.setattr(subprocess, "Popen", fail)
     with pytest.raises(DeviceError, match=r"no process can be started for it \(Cannot allocate memory\)"):
         open_isolated(BACKEND.probe().devices[0], OpenOptions())
 

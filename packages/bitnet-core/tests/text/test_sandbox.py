@@ -108,7 +108,9 @@ if {busy}:
 
 
 @posix
-@pytest.mark.parametrize("where", ["subprocess.Popen.__init__", "threading.Thread.start", "process._Running._next"])
+@pytest.mark.parametrize(
+    "where", ["subprocess.Popen.__init__", "threading.Thread.start", "process.HelperProcess._next"]
+)
 def test_an_interrupt_while_a_helper_starts_leaves_nothing(where: str) -> None:
     program = f"""
 import subprocess

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -10,7 +9,6 @@ from typing import TypeAlias
 
 import pytest
 
-from bitnet.core.devices import child
 from bitnet.core.errors import KernelCompileError
 from bitnet.core.gpu import KernelSpec
 from bitnet.core.gpu.clc.amd import architecture
@@ -74,12 +72,32 @@ def test_nothing_of_the_current_folder_is_run(comgr: ComgrProcess, tmp_path: Pat
     assert ComgrProcess("libamdhip64.so.7").version == comgr.version
 
 
-def test_a_compiler_that_hangs_is_given_up(monkeypatch: Patch) -> None:
-    def hanging(*_: object) -> subprocess.Popen[bytes]:
-        command = [sys.executable, "-c", "import time; time.sleep(1000)"]
-        return subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+def stand_in(monkeypatch: Patch, folder: Path, code: str) -> None:
+    """Let the processes run ``code`` in place of the compiler."""
+    lines = f"def prepare(*_): pass\ndef answer(request):\n    {code}\n"
+    (folder / "stand_in.py").write_text(lines, encoding="utf-8")
+    monkeypatch.syspath_prepend(folder)
+    monkeypatch.setattr(comgr_process, "MODULE", "stand_in")
 
-    monkeypatch.setattr(child, "start", hanging)
+
+def test_a_compiler_that_hangs_is_given_up(monkeypatch: Patch, tmp_path: Path) -> None:
+    stand_in(monkeypatch, tmp_path, "import time; time.sleep(1000)")
     monkeypatch.setattr(comgr_process, "SECONDS", 0.3)
-    with pytest.raises(ComgrError, match=r"did not answer within 0\.3 s"):
+    with pytest.raises(ComgrError, match=r"did not answer within 0\.3 s$"):
+        ComgrProcess("libamdhip64.so.7")
+
+
+@pytest.mark.parametrize(
+    ("code", "said"),
+    [
+        (
+            "import os; os.write(2, b'LLVM ERROR: twice\\n in  it\\n'); os.abort()",
+            r"crashed \(SIGABRT: Aborted\): in it",
+        ),
+        ("import os; os._exit(3)", r"ended the process \(exit status 3\): It said nothing\."),
+    ],
+)
+def test_a_compiler_that_ends_its_process_is_quoted(monkeypatch: Patch, tmp_path: Path, code: str, said: str) -> None:
+    stand_in(monkeypatch, tmp_path, code)
+    with pytest.raises(ComgrError, match=f"^libamd_comgr {said}$"):
         ComgrProcess("libamdhip64.so.7")

@@ -148,7 +148,7 @@ def test_no_compiler(run: Run, monkeypatch: Patch) -> None:
     assert "libamd_comgr 4.0 is neither version 2 nor 3" in reason
     gone = Library(None, "", {"libamd_comgr.so.3": "cannot open shared object file"}, "missing")
     monkeypatch.setattr(comgr_process, "open_comgr", lambda hip: gone)
-    assert comgr_process.answer("", None) == {"error": "cannot open shared object file"}
+    assert comgr_process.compiled("", None) == {"error": "cannot open shared object file"}
 
 
 @pytest.mark.parametrize("arch", ["gfx803", "gfx1310"])

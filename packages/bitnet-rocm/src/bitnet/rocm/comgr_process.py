@@ -5,76 +5,23 @@ The compiler may end its process: Debian's does if another library, such as PoCL
 
 from __future__ import annotations
 
-import base64
-import json
-import os
-import tempfile
-import threading
-import weakref
+import marshal
 from collections.abc import Mapping, Sequence
-from typing import Any, NoReturn
+from typing import Any
 
-from bitnet.core.devices import child
 from bitnet.core.errors import KernelCompileError
+from bitnet.core.support import log
 from bitnet.core.support.dynlib import file_of, stamp
+from bitnet.core.support.helper import Helper, HelperEnded, HelperStartError, Limits, Program, possible
 from bitnet.rocm.comgr import Comgr, ComgrError
 from bitnet.rocm.libraries import open_comgr
 
 SECONDS = 300.0
 """Time limit in seconds for one source. The longest takes about ten; a compiler that exceeds the limit hangs."""
-
-
-class _Child:
-    """A process that answers requests in sequence and ends when its input is closed.
-
-    Raises:
-        ComgrError: It cannot be started.
-    """
-
-    def __init__(self) -> None:
-        self._errors = tempfile.TemporaryFile()  # noqa: SIM115 - end() closes it
-        try:
-            self._process = child.start("bitnet.rocm.comgr_process", {}, self._errors)
-        except OSError as error:
-            self._errors.close()
-            raise ComgrError(f"no process can be started for libamd_comgr ({error.strerror or error})") from error
-
-    def ask(self, request: Mapping[str, Any]) -> dict[str, Any]:
-        """Its answer. Raises ComgrError where it ends instead, or hangs, and is then of no more use."""
-        assert self._process.stdin is not None
-        assert self._process.stdout is not None
-        hangs = threading.Timer(SECONDS, self._process.kill)
-        hangs.daemon = True
-        hangs.start()
-        try:
-            self._process.stdin.write(json.dumps(request).encode() + b"\n")
-            self._process.stdin.flush()
-            line = self._process.stdout.readline()
-        except BrokenPipeError:
-            line = b""
-        finally:
-            late = hangs.finished.is_set()
-            hangs.cancel()
-        if line:
-            found: dict[str, Any] = json.loads(line)
-            return found
-        if late:
-            raise ComgrError(f"libamd_comgr did not answer within {SECONDS:g} s")
-        how = child.describe_status(self._process.wait())
-        self._errors.seek(0)
-        said = self._errors.read().decode(errors="replace").strip().splitlines() or ["It said nothing."]
-        raise ComgrError(f"libamd_comgr {how}: {' '.join(said[-1].split())}")
-
-    def end(self) -> None:
-        child.end(self._process, 1.0)
-        assert self._process.stdout is not None
-        self._process.stdout.close()
-        self._errors.close()
-
-
-def _end(children: list[_Child]) -> None:
-    while children:
-        children.pop().end()
+OUTPUT = 1 << 28
+"""Maximum bytes of an answer, many times a code object's."""
+MODULE = "bitnet.rocm.comgr_process"
+"""What a child runs."""
 
 
 class ComgrProcess:
@@ -95,8 +42,7 @@ class ComgrProcess:
 
     def __init__(self, hip: str) -> None:
         self._hip = hip
-        self._idle: list[_Child] = []
-        weakref.finalize(self, _end, self._idle)
+        self._idle: list[Helper] = []
         found = self._ask(None)
         if "error" in found:
             raise ComgrError(found["error"])
@@ -117,36 +63,41 @@ class ComgrProcess:
             raise KernelCompileError(f"{name} does not compile.", device=device, log=str(error)) from error
         if "error" in made:
             raise KernelCompileError(f"{name} does not compile.", device=device, log=made["error"])
-        return base64.b64decode(made["code"])
+        code: bytes = made["code"]
+        return code
 
     def _ask(self, source: list[Any] | None) -> dict[str, Any]:
-        request: dict[str, Any] = {"hip": self._hip, "source": source}
-        if not child.possible():
-            return answer(**request)
+        if not possible():
+            return compiled(self._hip, source)
         try:
-            idle = self._idle.pop()
+            helper = self._idle.pop()
         except IndexError:
-            idle = _Child()
+            helper = Helper(
+                Program(MODULE, "HIP is compiled", setup=log.level(), patience=1.0, stderr="kept", output=OUTPUT)
+            )
         try:
-            found = idle.ask(request)
-        except BaseException:  # an interrupt, too: its answer would be taken for the next one's
-            idle.end()
-            raise
-        self._idle.append(idle)
+            found: dict[str, Any] = marshal.loads(helper.ask(marshal.dumps((self._hip, source)), Limits(SECONDS)))
+        except HelperStartError as error:
+            raise ComgrError(f"no process can be started for libamd_comgr ({error.reason})") from error
+        except HelperEnded as ended:
+            said = "" if ended.kind == "time" else f": {ended.last_line or 'It said nothing.'}"
+            raise ComgrError(f"libamd_comgr {ended}{said}") from None
+        self._idle.append(helper)
         return found
 
 
-def main(request: Mapping[str, Any]) -> NoReturn:
-    """The child process's entry point: answers requests until there are no more."""
-    requests, answers = child.settle(request)
-    for line in requests:
-        answers.write(json.dumps(answer(**json.loads(line))).encode() + b"\n")
-        answers.flush()
-    os._exit(0)  # without what the compiler does at the end of a process
+def prepare(setup: bytearray, ask: object) -> None:
+    """The process's side: log as the parent does."""
+    log.adopt(setup)
 
 
-def answer(hip: str, source: list[Any] | None) -> dict[str, Any]:
-    """The process's side: what the compiler is, or what it makes of a source; an ``error`` where it fails."""
+def answer(request: bytearray) -> bytes:
+    """The process's side: what :func:`compiled` returns."""
+    return marshal.dumps(compiled(*marshal.loads(request)))
+
+
+def compiled(hip: str, source: list[Any] | None) -> dict[str, Any]:
+    """What the compiler is, or what it makes of a source; an ``error`` where it fails."""
     opened = open_comgr(hip)
     tried = dict(opened.tried)
     if opened.handle is None:
@@ -154,7 +105,7 @@ def answer(hip: str, source: list[Any] | None) -> dict[str, Any]:
     try:
         comgr = Comgr(opened.handle)
         if source is not None:
-            return {"code": base64.b64encode(comgr.compile(*source)).decode()}
+            return {"code": comgr.compile(*source)}
         version = ".".join(map(str, comgr.version))
         file = stamp(file_of(opened.handle, "amd_comgr_get_version"))
         return {"tried": tried, "version": version, "stamp": file, "architectures": sorted(comgr.architectures())}

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from bitnet.core.devices import child, messages
+from bitnet.core import hal
 from bitnet.core.errors import BitNetError, DeviceError, DeviceLostError
 from bitnet.core.hal import (
     Device,
@@ -25,13 +25,18 @@ from bitnet.core.hal import (
     Logprobs,
     MemoryInfo,
     OpenOptions,
-    Program,
     Step,
     TernaryData,
     TernaryWeight,
     Weight,
 )
+from bitnet.core.support import log
+from bitnet.core.support.helper import HelperEnded, HelperProcess, HelperStartError, Program
+from bitnet.core.support.helper.loop import Data
+from bitnet.core.support.helper.values import dumped, loaded
 
+MODULE = "bitnet.core.devices.isolated_child"
+"""What a child runs."""
 PATIENCE = 5.0
 """Seconds within which a child must close its device."""
 
@@ -42,11 +47,7 @@ def open_isolated(info: DeviceInfo, options: OpenOptions) -> Device:
     Raises:
         DeviceError, DeviceUnavailableError: The device cannot be opened, or no child can be started.
     """
-    try:
-        process = child.start("bitnet.core.devices.isolated_child", {})
-    except OSError as error:
-        raise DeviceError(f"no process can be started for it ({error.strerror or error})", device=info.name) from error
-    device = IsolatedDevice(info, process)
+    device = IsolatedDevice(info)
     try:
         device.ask(None, "open", replace(info, details=dict(info.details)), options)
     except BaseException:
@@ -56,23 +57,43 @@ def open_isolated(info: DeviceInfo, options: OpenOptions) -> Device:
 
 
 class IsolatedDevice:
-    """A device that is open in a child process."""
+    """A device that is open in a child process.
 
-    def __init__(self, info: DeviceInfo, process: Any) -> None:
-        self.info, self._process = info, process
+    Raises:
+        DeviceError: No child can be started.
+    """
+
+    def __init__(self, info: DeviceInfo) -> None:
+        self.info = info
         self._lock = threading.RLock()
         self._lost: DeviceError | None = None
+        self._weights: Mapping[str, Weight] = {}
+        """Weights that the child may request during a call."""
+        try:
+            self._process = HelperProcess(
+                Program(
+                    MODULE,
+                    f"{info.name} is used",
+                    setup=log.level(),
+                    question=self._weight,
+                    patience=PATIENCE,
+                    stderr="shown",
+                )
+            )
+            self._process.ready()
+        except HelperStartError as error:
+            raise DeviceError(f"no process can be started for it ({error.reason})", device=info.name) from error
 
     @property
     def pid(self) -> int:
         """Process id of the child."""
-        return int(self._process.pid)
+        return self._process.pid
 
     def memory(self) -> MemoryInfo:
         found: MemoryInfo = self.ask(None, "memory")
         return found
 
-    def compile(self, program: Program, *, keep: bool = False) -> IsolatedExecutable:
+    def compile(self, program: hal.Program, *, keep: bool = False) -> IsolatedExecutable:
         """As :meth:`bitnet.core.hal.Device.compile`.
 
         The child loads the weights itself, from a file that the system has already cached. If it cannot, they are
@@ -82,38 +103,32 @@ class IsolatedDevice:
         if program.again is None:
             described = {name: _described(weight) for name, weight in program.weights.items()}
         bare = replace(program, weights={}, tensors=dict(program.tensors), ops=list(program.ops))
-        return IsolatedExecutable(self, self.ask(None, "compile", bare, described, keep, weights=program.weights))
+        with self._lock:
+            self._weights = program.weights
+            try:
+                return IsolatedExecutable(self, self.ask(None, "compile", bare, described, keep))
+            finally:
+                self._weights = {}
 
-    def ask(self, target: int | None, call: str, *arguments: Any, weights: Mapping[str, Weight] | None = None) -> Any:
+    def ask(self, target: int | None, call: str, *arguments: Any) -> Any:
         """Call a method of the child's device, or of its executable number ``target``, and return the result.
-
-        Args:
-            weights: Weights that the child may request meanwhile.
 
         Raises:
             DeviceLostError: The child has ended, or the device has been lost before.
             BitNetError: Raised by the call in the child.
         """
-        assert self._process.stdin is not None
-        assert self._process.stdout is not None
         with self._lock:
             if self._lost is not None:
                 raise self._lost
             try:
-                messages.send(self._process.stdin, (target, call, arguments))
-                while True:
-                    kind, value = messages.receive(self._process.stdout)
-                    if kind != "weight":
-                        break
-                    assert weights is not None
-                    messages.send(self._process.stdin, _loaded(weights[value]))
-            except (OSError, EOFError, ValueError) as error:  # ValueError: the pipe is closed
-                self._lost = DeviceLostError(f"{self._ending()}.", device=self.info.name)
+                value = loaded(self._process.exchange(dumped((target, call, arguments))))
+            except HelperEnded as error:
+                self._lost = DeviceLostError(f"its process {error}.", device=self.info.name)
                 raise self._lost from error
             except BaseException:  # such as Ctrl-C: the pending answer would be taken for the next call's
                 self._lost = DeviceLostError("A call to its process was interrupted.", device=self.info.name)
                 raise
-            if kind == "error":
+            if isinstance(value, BitNetError):
                 if isinstance(value, DeviceLostError):
                     self._lost = value
                 raise value
@@ -123,12 +138,10 @@ class IsolatedDevice:
         with self._lock:
             if self._lost is None:
                 self._lost = DeviceError("the device is closed", device=self.info.name)
-            child.end(self._process, PATIENCE)
-            self._process.stdout.close()
+            self._process.end(wait=True)
 
-    def _ending(self) -> str:
-        child.end(self._process, 1.0)
-        return f"its process {child.describe_status(self._process.returncode or 0)}"
+    def _weight(self, name: bytearray) -> Data:
+        return dumped(_loaded(self._weights[name.decode()]))
 
 
 def _described(weight: Weight) -> tuple[Any, ...]:

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import os
-import threading
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
-from typing import Any, BinaryIO, NoReturn
+from typing import Any, TypeAlias
 
-from bitnet.core.devices import child, messages, registry
+from bitnet.core.devices import registry
 from bitnet.core.errors import BitNetError, DeviceError
 from bitnet.core.hal import (
     DenseWeight,
@@ -21,42 +19,49 @@ from bitnet.core.hal import (
     TernaryWeight,
     Weight,
 )
-from bitnet.core.support import foreign_output
+from bitnet.core.support import foreign_output, log
+from bitnet.core.support.helper.loop import Data
+from bitnet.core.support.helper.values import dumped, loaded
+
+Ask: TypeAlias = Callable[[Data], bytearray]
 
 
-def main(request: Mapping[str, Any]) -> NoReturn:
-    """Answer calls until the parent closes the pipe or ends."""
-    requests, answers = child.settle(request)
-    served = _Served(requests, answers)
-    while True:
-        try:
-            target, call, arguments = messages.receive(requests)
-        except (EOFError, OSError):
-            break
-        try:
-            answer = "value", served.call(target, call, arguments)
-        except BitNetError as error:
-            answer = "error", error
-        except BaseException as error:
-            name = served.device.info.name if served.device is not None else "the device"
-            answer = "error", DeviceError(f"its process failed: {error!r}", device=name)
-        try:
-            messages.send(answers, answer)
-        except OSError:
-            break
-    served.close()
-    os._exit(0)  # skip drivers' exit handlers, whose failures nobody would see
+_served: _Served
+
+
+def prepare(setup: bytearray, ask: Ask) -> None:
+    """Log as the parent does."""
+    global _served  # noqa: PLW0603
+    log.adopt(setup)
+    _served = _Served(ask)
+
+
+def answer(request: bytearray) -> Data:
+    """The result of a call, or the error that it raises."""
+    try:
+        return dumped(_served.call(*loaded(request)))
+    except BitNetError as error:
+        return dumped(error)
+    except BaseException as error:
+        name = _served.device.info.name if _served.device is not None else "the device"
+        return dumped(DeviceError(f"its process failed: {error!r}", device=name))
+
+
+def finish() -> None:
+    """Close the device."""
+    foreign_output.flush_c()
+    if _served.device is not None:
+        _served.device.close()
 
 
 class _Served:
     """The device, and its executables by number."""
 
-    def __init__(self, requests: BinaryIO, answers: BinaryIO) -> None:
-        self._requests, self._answers = requests, answers
-        self._loading = threading.Lock()
+    def __init__(self, ask: Ask) -> None:
+        self._parent = ask
         self.device: Device | None = None
         self._executables: list[Executable] = []
-        self._told: list[int] = []
+        self._reported: list[int] = []
         """Number of kernels of each executable already reported to the parent."""
 
     def call(self, target: int | None, call: str, arguments: tuple[Any, ...]) -> Any:
@@ -67,8 +72,10 @@ class _Served:
         executable = self._executables[target]
         value = getattr(executable, call)(*arguments)
         kernels = executable.kernels if call != "close" else ()
-        news, self._told[target] = len(kernels) > self._told[target], max(len(kernels), self._told[target])
-        return value, kernels if news else None
+        if len(kernels) <= self._reported[target]:
+            return value, None
+        self._reported[target] = len(kernels)
+        return value, kernels
 
     def open(self, info: DeviceInfo, options: OpenOptions) -> None:
         self.device = registry.open_device(info, options)
@@ -85,20 +92,18 @@ class _Served:
             assert program.again is not None
             weights = program.again()
         else:
-            weights = {name: self._weight(name, *told) for name, told in described.items()}
+            weights = {name: self._weight(name, *more) for name, more in described.items()}
         with registry.computing(self.device.info)():
             executable = self.device.compile(replace(program, weights=weights), keep=keep)
         self._executables.append(executable)
-        self._told.append(0)
+        self._reported.append(0)
         return len(self._executables) - 1
 
     def _weight(self, name: str, kind: str, shape: tuple[int, ...], more: Any) -> Weight:
         """A weight that is requested from the parent when loaded."""
 
         def load() -> Any:
-            with self._loading:
-                messages.send(self._answers, ("weight", name))
-                found = messages.receive(self._requests)
+            found = loaded(self._parent(name.encode()))
             if isinstance(found, BitNetError):
                 raise found
             return found
@@ -106,8 +111,3 @@ class _Served:
         if kind == "ternary":
             return TernaryWeight((shape[0], shape[1]), load, group=more)
         return DenseWeight(shape, more, load)
-
-    def close(self) -> None:
-        foreign_output.flush_c()
-        if self.device is not None:
-            self.device.close()

@@ -7,7 +7,7 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
-from bitnet.core.devices import child, registry
+from bitnet.core.devices import registry
 from bitnet.core.devices.advice import unused_gpus, why_the_cpu, withheld
 from bitnet.core.devices.isolated import open_isolated
 from bitnet.core.devices.options import open_options
@@ -15,7 +15,7 @@ from bitnet.core.devices.plugin import BackendReport, Plugin
 from bitnet.core.devices.registry import GPU_ORDER
 from bitnet.core.errors import DeviceError, DeviceUnavailableError, InvalidInputError
 from bitnet.core.hal import Device, DeviceInfo, DeviceType, OpenOptions, ProbeStatus
-from bitnet.core.support import env, log
+from bitnet.core.support import env, helper, log
 
 CPU_LEVELS = ("amx", "avx512", "avx2", "neon", "scalar", "numpy")
 """Best first; ``numpy`` is the last resort if no native library fits."""
@@ -76,7 +76,7 @@ class Selection:
             log.once(logging.WARNING, warning)
         while True:
             try:
-                if isolated and self.info.backend != "cpu" and not self.fake and child.possible():
+                if isolated and self.info.backend != "cpu" and not self.fake and helper.possible():
                     device = open_isolated(self.info, self.options)
                 else:
                     device = registry.open_device(self.info, self.options)

@@ -87,3 +87,14 @@ def once(level: int, message: str) -> None:
             return
         _said.add(message)
     logger.log(level, "%s", message)
+
+
+def level() -> bytes:
+    """The level in force, for :func:`adopt` in a child process."""
+    return b"%d" % logger.getEffectiveLevel()
+
+
+def adopt(level: bytes | bytearray) -> None:
+    """In a child process: log to stderr at the parent's :func:`level`."""
+    setup("debug")
+    logger.setLevel(int(level))

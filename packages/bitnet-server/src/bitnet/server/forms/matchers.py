@@ -88,7 +88,7 @@ class _Worker:
         if self._helper.fresh:
             self.process += 1
         try:
-            answer = self._helper.ask(request, limits)
+            answer = bytes(self._helper.ask(request, limits))
         except HelperEnded as ended:
             kind = "memory" if ended.how == "SIGABRT" else ended.kind  # how Rust ends where it gets none
             error = _Killed if ended.how == "SIGKILL" else FormError
@@ -189,7 +189,7 @@ class Matchers:
             tokens = [tokenizer.token_bytes(i) for i in ids]
             special = [i for i in ids if tokenizer.is_special(i)]
             self._program = Program(
-                path=Path(__file__).with_name("program.py"),
+                code=Path(__file__).with_name("program.py"),
                 packages=("llguidance",),
                 purpose="forms of structured output are compiled",
                 memory=MEMORY,
@@ -201,7 +201,7 @@ class Matchers:
             )
         return self._program
 
-    def _split(self, text: bytes) -> bytes:
+    def _split(self, text: bytearray) -> bytes:
         """The tokens of a text that a form forces."""
         ids = self._tokenizer.encode(text.decode(), add_special=False)
         return struct.pack(f">{len(ids)}I", *ids)

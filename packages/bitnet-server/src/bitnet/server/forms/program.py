@@ -9,6 +9,7 @@ from __future__ import annotations
 import marshal
 import struct
 from collections import OrderedDict
+from collections.abc import Callable
 from functools import lru_cache
 from typing import Any
 
@@ -35,6 +36,7 @@ LIMITS = llguidance.LLParserLimits(
 _forms: OrderedDict[bytes, llguidance.LLMatcher] = OrderedDict()
 _matchers: dict[int, llguidance.LLMatcher] = {}
 _tokenizers: list[Any] = []
+_ask: list[Callable[[bytes], bytearray]] = []
 
 
 class _Vocabulary:
@@ -60,19 +62,21 @@ def _split(text: bytes) -> tuple[int, ...]:
     """The tokenizer's tokens of a text; it is in the server."""
     if not text or not _tokenizers:  # it is tried while it is made
         return ()
-    found = ask(text)  # type: ignore[name-defined]  # noqa: F821
+    found = _ask[0](text)
     return struct.unpack(f">{len(found) // 4}I", found)
 
 
-def prepare(setup: bytes) -> None:
-    """Take in the vocabulary."""
+def prepare(setup: bytearray, ask: Callable[[bytes], bytearray]) -> None:
+    """Take in the vocabulary, and whom to ask for the tokenizer's split."""
+    _ask.append(ask)
     tokens, special, end, bos = marshal.loads(setup)
     wrapper = llguidance.TokenizerWrapper(_Vocabulary(tokens, special, end, bos))
     _tokenizers.append(llguidance.LLTokenizer(wrapper, eos_token=end))
 
 
-def answer(request: bytes) -> bytes:
+def answer(data: bytearray) -> bytes:
     """Do what a request asks: ``f``: compile a form; ``o``: open a matcher; ``n``: accept a token; ``c``: close one."""
+    request = bytes(data)
     what, request = request[:1], request[1:]
     if what == b"f":
         return _compiled(request[:32], request[32:33], request[33:].decode())

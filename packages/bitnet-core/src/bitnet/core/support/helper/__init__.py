@@ -1,5 +1,6 @@
-"""Helper processes for untrusted input: limited in time and memory, and killed when they exceed a limit."""
+"""Helper processes for untrusted input, limited in time and memory, and for libraries that may crash."""
 
-from bitnet.core.support.helper.process import Helper, HelperEnded, Limits, Program
+from bitnet.core.support.helper.process import Helper, HelperProcess
+from bitnet.core.support.helper.program import HelperEnded, HelperStartError, Limits, Program, described, possible
 
-__all__ = ["Helper", "HelperEnded", "Limits", "Program"]
+__all__ = ["Helper", "HelperEnded", "HelperProcess", "HelperStartError", "Limits", "Program", "described", "possible"]

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import atexit
-import ctypes
-import importlib.util
 import os
 import signal
 import subprocess
@@ -13,14 +11,22 @@ import threading
 import time
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass
-from pathlib import Path
 from queue import Empty, SimpleQueue
-from typing import Any, Literal, NamedTuple, TypeAlias
+from tempfile import TemporaryFile
+from typing import IO, TypeAlias
 
-from bitnet.core.errors import BitNetError
 from bitnet.core.support.helper import memory as watching
-from bitnet.core.support.helper.job import Job
+from bitnet.core.support.helper.loop import ANSWER, MEMORY, QUESTION, READY, Data, read, write
+from bitnet.core.support.helper.program import (
+    HelperEnded,
+    HelperStartError,
+    Limits,
+    Program,
+    command,
+    described,
+    detached,
+    job,
+)
 
 START_SECONDS = 30.0
 """Seconds within which a helper must start."""
@@ -29,62 +35,8 @@ PARTING = 0.5
 SLICE = 0.02
 """Seconds between checks of a helper's memory. On Windows, an interrupt is noticed only between such waits."""
 
-_BOOT = (
-    "import sys; sys.path += sys.argv[5:]; names = {'__name__': 'loop'}; "
-    "exec(compile(open(sys.argv[1], 'rb').read(), sys.argv[1], 'exec'), names); "
-    "names['main'](sys.argv[2], int(sys.argv[3]), int(sys.argv[4]))"
-)
-_READY, _ANSWER, _QUESTION, _MEMORY = b"r", b"a", b"q", b"m"  # as the loop has them
-_Messages: TypeAlias = "SimpleQueue[bytes | None]"
-Kind = Literal["memory", "time", "processor", "crash"]
-
-
-@dataclass(frozen=True, slots=True)
-class Program:
-    """What helper processes run, and their limits.
-
-    Attributes:
-        path: A Python file that defines ``answer(request: bytes) -> bytes`` and, if there is a setup,
-            ``prepare(setup: bytes)``. It cannot import this package.
-        packages: Names of the packages that it imports.
-        purpose: What it does, for errors, such as ``chat templates are rendered``.
-        memory: Bytes of memory that a process may use beyond its size after startup.
-        base: Upper bound of its memory after startup, in bytes, for platforms where it cannot be measured separately.
-        output: Maximum bytes of an answer.
-        stack: Bytes of the stack on which it runs; 0: as the system has it.
-        setup: Passed to ``prepare`` in each new process, before it is limited; empty: none.
-        question: Answers what the program asks with ``ask(question: bytes) -> bytes`` during a request.
-    """
-
-    path: Path
-    packages: tuple[str, ...]
-    purpose: str
-    memory: int
-    base: int
-    output: int
-    stack: int = 0
-    setup: bytes = b""
-    question: Callable[[bytes], bytes] | None = None
-
-
-class Limits(NamedTuple):
-    """Maximum time of one request: duration and, if the system can limit it, processor time, in seconds."""
-
-    seconds: float
-    cpu_seconds: float
-
-
-class HelperEnded(Exception):
-    """A process reached a limit or crashed before it answered, and was ended.
-
-    Attributes:
-        kind: The limit; ``crash``: it crashed.
-        how: How it crashed, such as ``SIGSEGV``.
-    """
-
-    def __init__(self, kind: Kind, how: str = "") -> None:
-        super().__init__(how or kind)
-        self.kind, self.how = kind, how
+_Reply: TypeAlias = "tuple[bytes, bytearray]"
+"""An answer's kind, as the loop has them, and the answer."""
 
 
 class Helper:
@@ -92,24 +44,26 @@ class Helper:
 
     def __init__(self, program: Program) -> None:
         self._program = program
-        self._running: _Running | None = None
+        self._running: HelperProcess | None = None
 
     @property
     def fresh(self) -> bool:
         """Whether the next request starts a process."""
         return self._running is None or not self._running.alive
 
-    def ask(self, request: bytes, limits: Limits) -> bytes:
+    def ask(self, request: Data, limits: Limits) -> bytearray:
         """Send a request and return the answer.
 
         Raises:
             HelperEnded: The process reached a limit or crashed. The next request starts another.
-            BitNetError: The process does not start.
+            HelperStartError: The process does not start.
         """
         try:
             if self._running is None or not self._running.alive:
-                self._running = _Running(self._program)
-            return self._running.answer(request, limits)
+                self._running = HelperProcess(self._program)
+            self._running.ready()
+            self._running.send(request, limits.cpu_seconds)
+            return self._running.answer(limits.seconds)
         except BaseException:  # also on an interrupt, as nobody would read the answer
             self.end()
             raise
@@ -124,197 +78,216 @@ class Helper:
         self.end()
 
 
-class _Running:
-    """One process, and the thread that writes to it, reads from it and waits for its end."""
+class HelperProcess:
+    """One process, and the thread that writes to it, reads from it and waits for its end. For one thread at a time.
+
+    Raises:
+        HelperStartError: It does not start.
+    """
 
     def __init__(self, program: Program) -> None:
         self._program = program
-        self._requests: _Messages = SimpleQueue()
-        self._replies: _Messages = SimpleQueue()
-        command = _command(program)
+        self._requests: SimpleQueue[tuple[bytes, Data] | None] = SimpleQueue()
+        self._replies: SimpleQueue[_Reply | None] = SimpleQueue()
+        self._ready, self._due = False, 0
+        self._last_line = ""
+        self._errors = TemporaryFile() if program.stderr == "kept" else None  # noqa: SIM115
+        arguments = command(program)
+        where = {"dropped": subprocess.DEVNULL, "shown": None, "kept": self._errors}[program.stderr]
         with _living_lock:  # a fork at this point would keep the other ends of the pipes open
-            read, self._in = os.pipe()
-            self._out, write = os.pipe()
+            (requests, to_it), (from_it, answers) = os.pipe(), os.pipe()
+            self._in: IO[bytes] = open(to_it, "wb", buffering=0)  # noqa: PTH123, SIM115 - _leave closes them
+            self._out: IO[bytes] = open(from_it, "rb", buffering=0)  # noqa: PTH123, SIM115
             try:
                 self._process = subprocess.Popen(
-                    command, stdin=read, stdout=write, stderr=subprocess.DEVNULL, cwd=os.sep, **_detached()
+                    arguments, stdin=requests, stdout=answers, stderr=where, **detached(program)
                 )
             except BaseException as error:
-                os.close(self._in)
-                os.close(self._out)
+                self._close()
                 if isinstance(error, OSError):
-                    raise _no_start(program, command[0], str(error)) from error
+                    raise HelperStartError(program.purpose, arguments[0], error.strerror or str(error)) from error
                 raise
             finally:
-                os.close(read)
-                os.close(write)
+                os.close(requests)
+                os.close(answers)
             _living.add(self)
-        thread = threading.Thread(target=self._attend, name="bitnet-helper", daemon=True)
-        ready = False
+        self._started = self._asked = time.monotonic()
+        self._thread = threading.Thread(target=self._attend, name="bitnet-helper", daemon=True)
         try:
-            self._job = _job(self._process, program.memory + program.base)
-            thread.start()
-            self._requests.put(_framed(program.setup))
-            with suppress(HelperEnded):
-                ready = self._next(START_SECONDS) == _READY
+            self._job = job(self._process, program)
+            self._thread.start()
+            self._put(program.setup)
         except BaseException:  # an interrupt, too: nobody else knows of it yet
-            self.end()
-            if not thread.is_alive():
+            self._process.kill()
+            self._requests.put(None)
+            if not self._thread.is_alive():
                 self._leave()
             raise
-        if not ready:
-            self.end()
-            raise _no_start(program, command[0], f"it ended with status {self._process.wait()}")
 
     @property
     def alive(self) -> bool:
         return self._process.poll() is None
 
-    def answer(self, request: bytes, limits: Limits) -> bytes:
-        self._requests.put(round(limits.cpu_seconds * 1e6).to_bytes(8, "big") + _framed(request))
-        end = time.monotonic() + limits.seconds
-        while (answer := self._next(end - time.monotonic()))[:1] == _QUESTION:
-            assert self._program.question is not None
-            self._requests.put(_framed(self._program.question(answer[1:])))
-        if answer[:1] != _ANSWER:
-            raise HelperEnded("memory" if answer[:1] == _MEMORY else "crash")
-        return answer[1:]
+    @property
+    def pid(self) -> int:
+        return self._process.pid
 
-    def end(self) -> None:
-        self._process.kill()
+    def ready(self) -> None:
+        """Wait until the process has started.
+
+        Raises:
+            HelperStartError: It has ended instead, or takes longer than :data:`START_SECONDS`.
+        """
+        if self._ready:
+            return
+        with suppress(HelperEnded):
+            self._ready = self._next(self._started + START_SECONDS, START_SECONDS)[0] == READY
+        if not self._ready:
+            self._process.kill()
+            self.end()
+            reason = f"it ended with status {self._process.wait()}"
+            raise HelperStartError(self._program.purpose, command(self._program)[0], reason)
+
+    def send(self, request: Data, cpu_seconds: float = 0.0) -> None:
+        """Send a request without waiting, not even for the start."""
+        self._asked = time.monotonic()
+        self._put(request, cpu_seconds)
+
+    def answer(self, seconds: float) -> bytearray:
+        """The answer to the request that was sent, which may take so many seconds from then on.
+
+        Raises:
+            HelperEnded: The process reached a limit or crashed.
+            HelperStartError: It has not started.
+        """
+
+        def replied(answer: Data) -> _Reply:
+            self._put(answer)
+            return self._next(end, seconds)
+
+        self.ready()
+        end = self._asked + seconds
+        return self._answer(self._next(end, seconds), replied)
+
+    def exchange(self, request: Data) -> bytearray:
+        """Send a request and return the answer, without a limit of time. The caller's thread reads it, which is faster.
+
+        Raises:
+            HelperEnded: The process crashed.
+            HelperStartError: It has not started.
+        """
+        self.ready()
+        return self._answer(self._directly(request), self._directly)
+
+    def end(self, wait: bool = False) -> None:
+        """End the process. May be called from any thread.
+
+        Args:
+            wait: Return when it has ended, or not even a kill has ended it.
+        """
+        if self._due or not self._program.patience:
+            self._process.kill()
         self._requests.put(None)
-
-    def wait(self) -> None:
-        """Wait until a process that was told to end has ended."""
-        self._process.wait()
+        if wait:
+            self._thread.join(self._program.patience + 2 * PARTING)
 
     def forget(self) -> None:
         """In a fork of this process: close what belongs to the parent."""
-        os.close(self._in)
-        os.close(self._out)
+        self._close()
         self._process.returncode = 0  # it is not a child of this process
 
-    def _next(self, seconds: float) -> bytes:
-        end = time.monotonic() + seconds
+    def _put(self, data: Data, cpu_seconds: float = 0.0) -> None:
+        self._due += 1
+        self._requests.put((round(cpu_seconds * 1e6).to_bytes(8, "big"), data))
+
+    def _answer(self, reply: _Reply, exchange: Callable[[Data], _Reply]) -> bytearray:
+        """The answer, after the program's questions have been answered."""
+        kind, data = reply
+        while kind == QUESTION:
+            assert self._program.question is not None
+            kind, data = exchange(self._program.question(data))
+        if kind == MEMORY:
+            raise HelperEnded("memory")
+        if kind != ANSWER:
+            raise HelperEnded("crash", "answered with something other than a result", "no answer")
+        return data
+
+    def _directly(self, data: Data) -> _Reply:
+        try:
+            return self._exchange(bytes(8), data)
+        except (OSError, EOFError, ValueError):  # ValueError: the pipe is closed
+            self.end(wait=True)
+            raise self._ended() from None
+
+    def _next(self, end: float, seconds: float) -> _Reply:
+        """The next reply. At the time ``end``, the process has had ``seconds``."""
         while True:
-            late = time.monotonic() > end  # this process may have been suspended: a reply that has arrived counts
+            now = time.monotonic()
+            late = now > end  # this process may have been suspended: a reply that has arrived counts
             try:
                 reply = self._replies.get(timeout=SLICE)
                 break
             except Empty:
                 if late:
-                    raise HelperEnded("time") from None
-                if watching.taken(self._process.pid) > self._program.memory + self._program.base:
+                    if not self.alive:
+                        raise self._ended() from None
+                    raise HelperEnded("time", f"did not answer within {seconds:g} s") from None
+                if not self.alive:  # what it has started may hold the pipe open, so that nobody else notices
+                    end = min(end, now + PARTING)
+                elif self._program.memory and watching.taken(self.pid) > self._program.memory + self._program.base:
                     raise HelperEnded("memory") from None
         if reply is None:
-            raise _ended(self._process.wait())
+            raise self._ended()
+        self._due -= 1
         return reply
+
+    def _ended(self) -> HelperEnded:
+        """The error for a process that ended without an answer."""
+        status = self._process.poll()
+        if status is None:
+            return HelperEnded("crash", "can neither answer nor be ended", "no end")
+        if sys.platform != "win32" and status == -signal.SIGPROF:
+            return HelperEnded("processor")
+        how, message = described(status)
+        return HelperEnded("crash", message, how, self._last_line)
 
     def _attend(self) -> None:
         """The thread's loop: only this thread waits for the process without a time limit."""
         try:
             while (request := self._requests.get()) is not None:
-                self._write(request)
+                self._replies.put(self._exchange(*request))
                 del request
-                self._replies.put(self._read())
         except (OSError, EOFError):
-            with suppress(subprocess.TimeoutExpired):  # it is already ending, and its exit status will say why
-                self._process.wait(PARTING)
+            pass
         finally:
             self._leave()
             self._replies.put(None)
 
     def _leave(self) -> None:
         with _living_lock:
-            if self in _living:  # else it has left
-                _living.discard(self)
-                os.close(self._in)
-                os.close(self._out)
+            _living.discard(self)
+            self._in.close()
+        with suppress(subprocess.TimeoutExpired):  # if it is already ending, its exit status will say why
+            self._process.wait(max(PARTING, self._program.patience))
         self._process.kill()
         self._process.wait()
+        if self._errors is not None:
+            self._errors.seek(0)
+            lines = self._errors.read().decode(errors="replace").strip().splitlines()
+            self._last_line = " ".join(lines[-1].split()) if lines else ""
+        self._close()
 
-    def _read(self) -> bytes:
-        return self._exactly(int.from_bytes(self._exactly(8), "big"))
+    def _close(self) -> None:
+        for file in (self._in, self._out, self._errors):
+            if file is not None:
+                file.close()
 
-    def _exactly(self, count: int) -> bytes:
-        if count > self._program.output:  # so not from our program
-            raise EOFError
-        data = bytearray()
-        while len(data) < count:
-            part = os.read(self._out, min(count - len(data), 1 << 20))
-            if not part:
-                raise EOFError
-            data += part
-        return bytes(data)
-
-    def _write(self, request: bytes) -> None:
-        left = memoryview(request)
-        while left:
-            left = left[os.write(self._in, left) :]
+    def _exchange(self, head: bytes, data: Data) -> _Reply:
+        write(self._in, head, data)
+        return read(self._out, 1, self._program.output)
 
 
-def _framed(data: bytes) -> bytes:
-    return len(data).to_bytes(8, "big") + data
-
-
-def _command(program: Program) -> list[str]:
-    from multiprocessing import spawn  # knows how an embedded Python is told which program is Python
-
-    python = os.fsdecode(spawn.get_executable() or "")
-    if python == sys.executable:
-        if getattr(sys, "frozen", False):
-            raise _no_start(program, python, "it is a frozen program, not a Python interpreter")
-        if (
-            sys.platform == "win32"
-        ):  # a virtual environment's python.exe starts another process, which our limits would not reach
-            python = getattr(sys, "_base_executable", None) or python
-    if not python:
-        raise _no_start(program, "Python", "the path of this interpreter is unknown")
-    places = dict.fromkeys(_place(program, package) for package in program.packages)
-    loop = Path(__file__).with_name("loop.py").absolute()
-    arguments = map(str, (loop, program.path.absolute(), program.memory, program.stack))
-    return [os.path.abspath(python), "-I", "-S", "-c", _BOOT, *arguments, *places]  # noqa: PTH100
-
-
-def _place(program: Program, package: str) -> str:
-    """The folder that contains a package."""
-    spec = importlib.util.find_spec(package)
-    if spec is None or spec.origin is None:
-        raise _no_start(program, "Python", f"{package} is not installed")
-    return str(Path(spec.origin).absolute().parent.parent)
-
-
-def _detached() -> dict[str, Any]:
-    """Options that shield the helper from the terminal's interrupts, and hide its window on Windows."""
-    if sys.platform == "win32":
-        return {"creationflags": subprocess.CREATE_NO_WINDOW | subprocess.CREATE_NEW_PROCESS_GROUP}
-    return {"start_new_session": True}
-
-
-def _job(process: subprocess.Popen[bytes], memory: int) -> Job | None:
-    if sys.platform != "win32":
-        return None
-    return Job(ctypes.WinDLL("kernel32", use_last_error=True), int(process._handle), memory)
-
-
-def _no_start(program: Program, python: str, reason: str) -> BitNetError:
-    return BitNetError(
-        f"{program.purpose} in a separate Python process, which does not start ({python}): {reason}.",
-        hint="If this program is not Python, set the path of one with multiprocessing.set_executable().",
-    )
-
-
-def _ended(status: int) -> HelperEnded:
-    """The error for a process that ended without an answer."""
-    if sys.platform != "win32" and status == -signal.SIGPROF:
-        return HelperEnded("processor")
-    try:
-        return HelperEnded("crash", signal.Signals(-status).name)
-    except ValueError:
-        return HelperEnded("crash", f"status {status}")
-
-
-_living: set[_Running] = set()
+_living: set[HelperProcess] = set()
 _living_lock = threading.Lock()
 
 
@@ -327,9 +300,11 @@ def _forget() -> None:
 
 @atexit.register
 def end_all() -> None:
-    for running in list(_living):
+    ending = list(_living)
+    for running in ending:
         running.end()
-        running.wait()
+    for running in ending:
+        running.end(wait=True)
 
 
 if hasattr(os, "register_at_fork"):

@@ -66,12 +66,12 @@ def _template(source: str) -> Template:
     return environment.from_string(source)
 
 
-def answer(request: bytes) -> bytes:
+def answer(request: bytearray) -> bytes:
     """The helper's answer: a kind and texts, as JSON."""
     return json.dumps(_rendered(request), ensure_ascii=False).encode("utf-8", "surrogatepass")
 
 
-def _rendered(request: bytes) -> tuple[str, list[str | None]]:
+def _rendered(request: bytearray) -> tuple[str, list[str | None]]:
     """The kind of the answer and its texts. Kinds: ``texts``; ``error``, with the reason; ``output``: a text is too
     long.
 

@@ -17,9 +17,9 @@ OUTPUT = 16 << 20
 """Maximum characters that one rendering may write."""
 
 _PROGRAM = Program(
-    path=Path(__file__).with_name("program.py"),
-    packages=("jinja2", "markupsafe"),
+    code=Path(__file__).with_name("program.py"),
     purpose="chat templates are rendered",
+    packages=("jinja2", "markupsafe"),
     memory=MEMORY,
     base=64 << 20,
     output=16 * OUTPUT,  # more than JSON can make of a text
