@@ -77,7 +77,7 @@ def _probe_loader(tried: dict[str, str]) -> ProbeResult:
     with contextlib.suppress(PackageNotFoundError):
         versions["vulkan (Python)"] = version("vulkan")
 
-    told: dict[str, Any] = {"tried": tried, "versions": versions}
+    libraries: dict[str, Any] = {"tried": tried, "versions": versions}
     found, physical = list[Hardware](), []
     why = ProbeStatus.NO_DEVICE, "The Vulkan drivers offer no device.", LOOK
     try:
@@ -92,7 +92,7 @@ def _probe_loader(tried: dict[str, str]) -> ProbeResult:
         hint = "Run vulkaninfo --summary and see the system's log."
         why = ProbeStatus.BROKEN, f"The Vulkan driver does not start: {error.message}", hint
     if usable := [hardware for hardware in found if hardware.buffers >= NEEDED_BUFFERS]:
-        return devices_found([_info(hardware) for hardware in usable], NODES, **told)
+        return devices_found([_info(hardware) for hardware in usable], NODES, **libraries)
     if found:
         names = ", ".join(f"{hardware.info.description} ({hardware.buffers})" for hardware in found)
         reason = f"A kernel binds {NEEDED_BUFFERS} storage buffers; the device takes fewer: {names}."
@@ -100,9 +100,9 @@ def _probe_loader(tried: dict[str, str]) -> ProbeResult:
     elif physical:
         why = ProbeStatus.DRIVER_TOO_OLD, f"Vulkan {NEEDED} with a compute queue is needed.", UPDATE
     elif denied := denied_nodes(NODES):
-        return no_permission(denied, **told)
+        return no_permission(denied, **libraries)
     status, reason, hint = why
-    return ProbeResult(status, reason=reason, hint=hint, **told)
+    return ProbeResult(status, reason=reason, hint=hint, **libraries)
 
 
 def _info(found: Hardware) -> DeviceInfo:

@@ -135,16 +135,18 @@ def inspect(instance: Instance, physical: Any, index: int) -> Hardware | None:
     asked += ["SubgroupSizeControlProperties"] if "subgroupSizeControl" in features else []
     asked += ["DriverProperties"] if version >= VERSION_1_2 or "VK_KHR_driver_properties" in extensions else []
     asked += ["ShaderSMBuiltinsPropertiesNV"] if "VK_NV_shader_sm_builtins" in extensions else []
-    told = instance.query("Properties", physical, asked)
-    found, driver = told["Properties2"].properties, told.get("DriverProperties")
-    processors, limits = told.get("ShaderSMBuiltinsPropertiesNV"), found.limits
-    subgroup, asks = _subgroup(told["SubgroupProperties"], told.get("SubgroupSizeControlProperties"), features)
+    properties = instance.query("Properties", physical, asked)
+    found, driver = properties["Properties2"].properties, properties.get("DriverProperties")
+    processors, limits = properties.get("ShaderSMBuiltinsPropertiesNV"), found.limits
+    subgroup, asks = _subgroup(
+        properties["SubgroupProperties"], properties.get("SubgroupSizeControlProperties"), features
+    )
     version_text = text(driver.driverInfo) if driver is not None else ""
     nvidia = driver is not None and driver.driverID == NVIDIA_DRIVER
     info = DeviceInfo(
         backend="vulkan",
         index=str(index),
-        id=str(UUID(bytes=bytes(told["IDProperties"].deviceUUID))),
+        id=str(UUID(bytes=bytes(properties["IDProperties"].deviceUUID))),
         description=text(found.deviceName),
         vendor=VENDORS.get(found.vendorID, f"0x{found.vendorID:04x}"),
         type=TYPES.get(found.deviceType, DeviceType.VIRTUAL),
@@ -163,7 +165,7 @@ def inspect(instance: Instance, physical: Any, index: int) -> Hardware | None:
         int8_tile=tile,
         f16_product="shaderFloat16" in features and has_f16_product(kinds),
         largest_binding=int(limits.maxStorageBufferRange),
-        largest_buffer=int(told["Maintenance3Properties"].maxMemoryAllocationSize),
+        largest_buffer=int(properties["Maintenance3Properties"].maxMemoryAllocationSize),
         alignment=int(limits.minStorageBufferOffsetAlignment),
         shared=int(limits.maxComputeSharedMemorySize),
         group=min(int(limits.maxComputeWorkGroupInvocations), int(limits.maxComputeWorkGroupSize[0])),
@@ -193,13 +195,13 @@ def open_device(hardware: Hardware, device: str) -> Any:
 
 def memory(vk: Functions, physical: Any, *, budget: bool = False) -> tuple[int, int]:
     """Total and free bytes of the largest heap that is the device's own; 0 free where it has no :data:`BUDGET`."""
-    told = vk.query("MemoryProperties", physical, ["MemoryBudgetPropertiesEXT"] if budget else [])
-    heaps = told["MemoryProperties2"].memoryProperties
+    properties = vk.query("MemoryProperties", physical, ["MemoryBudgetPropertiesEXT"] if budget else [])
+    heaps = properties["MemoryProperties2"].memoryProperties
     own = [i for i in range(heaps.memoryHeapCount) if heaps.memoryHeaps[i].flags & DEVICE_LOCAL]
     if not own:
         return 0, 0
     largest = max(own, key=lambda i: heaps.memoryHeaps[i].size)
-    left = told.get("MemoryBudgetPropertiesEXT")
+    left = properties.get("MemoryBudgetPropertiesEXT")
     free = int(left.heapBudget[largest] - left.heapUsage[largest]) if left is not None else 0
     return int(heaps.memoryHeaps[largest].size), max(0, free)
 
@@ -213,8 +215,8 @@ def _queue_family(instance: Instance, physical: Any) -> int | None:
 
 def _features(instance: Instance, physical: Any, version: int, extensions: frozenset[str]) -> frozenset[str]:
     kinds = [kind for kind, (since, extension, _) in _FEATURES.items() if version >= since or extension in extensions]
-    told = instance.query("Features", physical, kinds)
-    return frozenset(name for kind in kinds for name in _FEATURES[kind][2] if getattr(told[kind], name))
+    offered = instance.query("Features", physical, kinds)
+    return frozenset(name for kind in kinds for name in _FEATURES[kind][2] if getattr(offered[kind], name))
 
 
 def _subgroup(properties: Any, sizes: Any, features: frozenset[str]) -> tuple[int, bool]:

@@ -137,10 +137,10 @@ class CpuExecutable(CheckedExecutable):
 
     def _compute(self, step: Step, count: int) -> Passes:
         passes = Passes.room(step, count, samples=self.check_step.samples)
-        told = None if passes.logprobs is None else passes.logprobs.ctypes.data
+        logprobs = None if passes.logprobs is None else passes.logprobs.ctypes.data
         data, tokens = step.data.ctypes.data, passes.tokens.ctypes.data
-        self._library.bitnet_executable_run(self._handle, data, count, tokens, told)
-        self._turns, self._exact = count, bool(step.data[_LOGITS]) or told is not None
+        self._library.bitnet_executable_run(self._handle, data, count, tokens, logprobs)
+        self._turns, self._exact = count, bool(step.data[_LOGITS]) or logprobs is not None
         return passes
 
     def on_fill_slot(self, slot: int, marks: npt.NDArray[np.int32], biases: npt.NDArray[np.float32]) -> None:

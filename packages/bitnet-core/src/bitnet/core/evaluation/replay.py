@@ -120,12 +120,12 @@ def _difference(receipt: Mapping[str, Any], done: Completion) -> str | None:
     return None if answer["text_sha256"] == text_sha256(done.text) else "the same tokens have another text"
 
 
-def first_difference(told: Sequence[int], found: Sequence[int]) -> str | None:
+def first_difference(expected: Sequence[int], found: Sequence[int]) -> str | None:
     """A description of the first difference between a receipt's tokens and those generated now; None if there is
     none."""
-    for i, (one, other) in enumerate(zip(told, found, strict=False)):
+    for i, (one, other) in enumerate(zip(expected, found, strict=False)):
         if one != other:
-            return f"token {i + 1} of {len(told)} is {other}, not {one}"
-    if len(told) != len(found):
-        return f"the answer has {len(found)} tokens, not {len(told)}"
+            return f"token {i + 1} of {len(expected)} is {other}, not {one}"
+    if len(expected) != len(found):
+        return f"the answer has {len(found)} tokens, not {len(expected)}"
     return None

@@ -99,7 +99,7 @@ class Part:
         alignment = self._alignment()
         entries = [_tensor_entry(cursor, i) for i in range(tensor_count)]
         start = -(-cursor.at // alignment) * alignment
-        entries = _told_apart(entries, self.file.size - start, alignment)
+        entries = _distinct(entries, self.file.size - start, alignment)
         self.tensors: Mapping[str, TensorInfo] = self._place(cursor, entries, start, alignment)
 
     def error(
@@ -238,7 +238,7 @@ def _tensor_entry(cursor: Cursor, index: int) -> _Entry:
     return _Entry(name, shape, dtype, cursor.u64("offset"), nbytes, begin, at)
 
 
-def _told_apart(entries: list[_Entry], end: int, alignment: int) -> list[_Entry]:
+def _distinct(entries: list[_Entry], end: int, alignment: int) -> list[_Entry]:
     """The entries; those of type 42 get the type in :data:`SHARED` whose size matches the space of every such tensor.
 
     They stay Q2_0 if several types match, or none. ``end`` is the byte at which the last tensor's space ends.

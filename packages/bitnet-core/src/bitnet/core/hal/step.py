@@ -217,10 +217,10 @@ class Step:
                 raise InvalidInputError(f"a step of {have} {what} exceeds the program's limit of {most}.")
         data, floats, words = self.data, self.data.view(np.float32), self.data.view(np.uint32)
         adjusted = any(seq.adjustment is not None for seq in sequences)
-        told = 0 if logprobs is None else 1 + logprobs
+        reported = 0 if logprobs is None else 1 + logprobs
         if logprobs is not None and not 0 <= logprobs <= MAX_LOGPROBS:
             raise InvalidInputError(f"logprobs is {logprobs}; it must be in 0 … {MAX_LOGPROBS}, or None.")
-        data[_HEADER] = self.tokens, self.seqs, self.rows, 0, logits, adjusted, told
+        data[_HEADER] = self.tokens, self.seqs, self.rows, 0, logits, adjusted, reported
         # Fields are written whole, from lists: writing one number into an array takes ten times as long as an append
         fed: list[int] = []
         begins, rows, drawn = [0], [], []

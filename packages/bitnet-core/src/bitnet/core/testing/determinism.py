@@ -155,10 +155,10 @@ class DeterminismTests(DeviceTests):
             assert cached.timings.cached_tokens, "nothing was found in the cache"
             wrong += [2] if not bits(first) == bits(cached) == alone[2] else []
             for i in (1, 2):  # what was decoded is a prompt now: the cache is computed in chunks, not token by token
-                tokens, told = alone[i]
+                tokens, reported = alone[i]
                 options = replace(asks[i].options, max_tokens=load.new - half)
                 (rest,), _ = answers(make(), [Ask([*asks[i].prompt, *tokens[:half]], options)], [0])
-                wrong += [i] if bits(rest) != (tokens[half:], told and told[half:]) else []
+                wrong += [i] if bits(rest) != (tokens[half:], reported and reported[half:]) else []
         assert not wrong, f"requests {sorted(set(wrong))} of {len(asks)} depend on what else was computed"
 
     asks_for_it = True

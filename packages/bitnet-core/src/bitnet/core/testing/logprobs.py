@@ -30,7 +30,7 @@ from bitnet.core.hal import (
     StepLayout,
     run,
 )
-from bitnet.core.hal import Logprobs as Told
+from bitnet.core.hal import Logprobs as Reported
 from bitnet.core.testing.base import DeviceTests
 from bitnet.core.testing.cases import needs, over
 from bitnet.core.testing.penalties import chooser
@@ -42,7 +42,7 @@ BOUND = 2e-5
 """Greatest error of a log-probability, times its magnitude where that is above 1."""
 
 
-def check(told: Told, turn: int, row: int, logits: Array, token: int, k: int) -> None:
+def check(reported: Reported, turn: int, row: int, logits: Array, token: int, k: int) -> None:
     """One row's log-probabilities, against those of its logits in float64."""
     exact = logits.astype(np.float64)
     exact -= exact.max()
@@ -51,9 +51,11 @@ def check(told: Told, turn: int, row: int, logits: Array, token: int, k: int) ->
     def near(value: float, wanted: float) -> bool:
         return value == wanted or bool(abs(value - wanted) <= BOUND * max(1.0, abs(wanted)))
 
-    assert near(told.chosen[turn, row], exact[token]), f"{told.chosen[turn, row]} of {token}, not {exact[token]}"
+    assert near(reported.chosen[turn, row], exact[token]), (
+        f"{reported.chosen[turn, row]} of {token}, not {exact[token]}"
+    )
     top = np.argsort(-logits.astype(np.float64), kind="stable")[:k]
-    ids, values = told.tokens[turn, row], told.values[turn, row]
+    ids, values = reported.tokens[turn, row], reported.values[turn, row]
     assert len(ids) == len(values) == k
     assert ids[: len(top)].tolist() == top.tolist()
     assert (ids[len(top) :] == -1).all()
@@ -81,10 +83,10 @@ class LogprobTests(DeviceTests):
             for k in (0, 1, 5, MAX_LOGPROBS):
                 steps = [SequenceStep([0], int(rng.integers(1, 99)), (), [0], filters(rng)) for _ in range(rows)]
                 step = poison_step(Step(rig.layout, steps, logprobs=k))
-                tokens, told = run(rig.executable, step), rig.executable.logprobs()
-                assert told.tokens.shape == told.values.shape == (1, rows, k)
+                tokens, reported = run(rig.executable, step), rig.executable.logprobs()
+                assert reported.tokens.shape == reported.values.shape == (1, rows, k)
                 for r in range(rows):
-                    check(told, 0, r, logits[r], int(tokens[0, r]), k)
+                    check(reported, 0, r, logits[r], int(tokens[0, r]), k)
 
     @needs(LOGPROBS)
     def test_logprobs_of_every_pass(self, device: Device, rng: np.random.Generator) -> None:
@@ -108,8 +110,8 @@ class LogprobTests(DeviceTests):
         with closing(device.compile(program)) as executable:
             steps = [SequenceStep([t], 1, (), [0], p) for t, p in zip(first, params, strict=True)]
             tokens = run(executable, Step(StepLayout(limits), steps, logits=False, logprobs=4), count)
-            told = executable.logprobs()
-        assert told.chosen.shape == (count, rows)
+            reported = executable.logprobs()
+        assert reported.chosen.shape == (count, rows)
         fed = np.array(first)
         for turn in range(count):
             x = table[fed].astype(np.float64)
@@ -118,9 +120,9 @@ class LogprobTests(DeviceTests):
             for r in range(rows):
                 exact = logits[r] - logits[r].max()
                 exact -= np.log(np.exp(exact).sum())
-                assert abs(told.chosen[turn, r] - exact[tokens[turn, r]]) <= 1e-4
-                assert abs(told.values[turn, r] - np.sort(exact)[::-1][:4]).max() <= 1e-4
-                assert abs(exact[told.tokens[turn, r]] - told.values[turn, r]).max() <= 1e-4
+                assert abs(reported.chosen[turn, r] - exact[tokens[turn, r]]) <= 1e-4
+                assert abs(reported.values[turn, r] - np.sort(exact)[::-1][:4]).max() <= 1e-4
+                assert abs(exact[reported.tokens[turn, r]] - reported.values[turn, r]).max() <= 1e-4
             fed = tokens[turn]
 
     @needs(LOGPROBS, PENALTIES)
@@ -138,7 +140,7 @@ class LogprobTests(DeviceTests):
 
     @needs(LOGPROBS)
     def test_logprobs_beside_a_row_with_a_nan(self, device: Device) -> None:
-        """What is told of that row means nothing; the other's are right."""
+        """What is reported of that row means nothing; the other's are right."""
         logits = np.array([[1.0, np.nan, 0.5, 2.0], [1.0, 2.0, 0.5, 2.0]], np.float32)
         with chooser(device, 4, Limits(2, 2, 2)) as rig:
             rig.executable.write("logits", logits)
