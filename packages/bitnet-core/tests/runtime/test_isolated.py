@@ -23,6 +23,7 @@ from bitnet.core.errors import BitNetError, DeviceError, DeviceLostError, Invali
 from bitnet.core.hal import Limits, OpenOptions, SequenceStep, Step, StepLayout, run
 from bitnet.core.hal import Program as HalProgram
 from bitnet.core.support.helper.program import Program, command
+from bitnet.core.support.helper.values import dumped, loaded
 from bitnet.core.testing.model import TinyModel
 
 LIMITS = Limits(4, 2, 2, 4)
@@ -90,6 +91,20 @@ def test_every_error_goes_through_a_pipe() -> None:
     for error in made:
         again = pickle.loads(pickle.dumps(error))
         assert (type(again), str(again), vars(again)) == (type(error), str(error), vars(error))
+
+
+def test_values_go_through_a_pipe_unchanged() -> None:
+    """Arrays of any length, order and stride; what arrives is writable and aligned."""
+    rng = np.random.default_rng()
+    for count in range(8):
+        sent = [rng.integers(0, 9, rng.integers(0, 40), np.int8) for _ in range(count)]
+        value = (count, "x" * count, sent, rng.normal(size=(3, count)).T, np.arange(9)[::2])
+        found = loaded(bytearray(b"".join(dumped(value))))
+        assert found[:2] == value[:2]
+        for got, meant in zip([*found[2], *found[3:]], [*sent, *value[3:]], strict=True):
+            np.testing.assert_array_equal(got, meant)
+            assert got.flags.aligned
+            got[...] = 1
 
 
 def test_it_computes_what_the_device_computes(device: IsolatedDevice) -> None:
