@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import json
 import os
 import re
 import select
@@ -240,6 +241,22 @@ def test_each_prompt_begins_a_line_where_stderr_is_redirected(chat: Chat, tmp_pa
         assert b"\r\n> " in terminal.until(rb"> ")
     assert terminal.leave().endswith(b"\r\n")
     assert (tmp_path / "errors").read_text().count("Ctrl-D or /exit leaves.") == 3
+
+
+def test_a_message_of_several_lines_is_discarded_by_an_interrupt(chat: Chat, tmp_path: Path) -> None:
+    terminal = chat("-n", "1", "--no-stats")
+    terminal.until(rb"> ")
+    for command in (b"/multiline", b'"""'):
+        terminal.type(command + b"\r")
+        terminal.until("… $".encode())
+        terminal.type(b"exit\r")
+        terminal.until("exit\r\n.*… $".encode())
+        terminal.type(b"\x03" if command == b"/multiline" else b'"""\r')
+        assert b"[cpu:" not in terminal.until(rb"> $")
+    terminal.type(b"/save a.json\r")
+    terminal.until(rb"saved: a\.json\r\n.*> ")
+    assert [message["content"] for message in json.loads((tmp_path / "a.json").read_text())][::2] == ["exit"]
+    terminal.leave()
 
 
 @pytest.mark.parametrize("term", ["xterm-256color", "dumb"])

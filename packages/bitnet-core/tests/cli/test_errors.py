@@ -184,10 +184,10 @@ def test_a_bug_is_one_line_too(bitnet: Bitnet, monkeypatch: pytest.MonkeyPatch) 
     assert ran.err == ("bitnet: error: ZeroDivisionError: oh no. This is a bug; BITNET_LOG=debug shows where it is.\n")
 
 
-def test_without_a_command_there_is_help(bitnet: Bitnet) -> None:
-    ran = bitnet()
+def test_both_spellings_of_help(bitnet: Bitnet) -> None:
+    ran = bitnet("-h")
     assert ran.status == 0
-    assert ran.out == bitnet("--help").out == bitnet("-h").out
+    assert ran.out == bitnet("--help").out
 
 
 def test_every_command_has_help(bitnet: Bitnet) -> None:

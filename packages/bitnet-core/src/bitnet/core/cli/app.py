@@ -62,6 +62,18 @@ def _print_version(ctx: click.Context, param: click.Parameter, value: bool) -> N
         ctx.exit()
 
 
+def _print_commands(ctx: click.Context) -> None:
+    """The commands, in 24 rows of 80 columns."""
+    formatter = ctx.make_formatter()
+    formatter.write_usage("bitnet", "COMMAND [OPTIONS]...")
+    group = ctx.command
+    assert isinstance(group, Commands)
+    group.format_commands(ctx, formatter)
+    formatter.write("\n")
+    formatter.write_text("'bitnet COMMAND --help' lists its options; 'bitnet --help' says more.")
+    click.echo(formatter.getvalue().rstrip())
+
+
 @click.group(cls=Commands, invoke_without_command=True, context_settings={"help_option_names": ["-h", "--help"]})
 @click.option("--version", is_flag=True, expose_value=False, is_eager=True, callback=_print_version, help="Show it.")
 @click.pass_context
@@ -75,7 +87,7 @@ def cli(ctx: click.Context) -> None:
     """
     log.setup()
     if ctx.invoked_subcommand is None:
-        click.echo(ctx.get_help())
+        _print_commands(ctx)
 
 
 for _command in (

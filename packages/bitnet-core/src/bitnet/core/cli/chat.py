@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from bitnet.core.cli.chat_commands import LEAVING, Commands
 from bitnet.core.cli.console import Shown, note, say
 from bitnet.core.cli.options import (
     context_option,
@@ -20,15 +21,10 @@ from bitnet.core.cli.options import (
 from bitnet.core.cli.prompt import prompt
 from bitnet.core.cli.run import expect_template, summary
 from bitnet.core.errors import InvalidInputError
+from bitnet.core.support.foreign import label
 
 if TYPE_CHECKING:
     from bitnet.core.api import Model
-
-HELP = """\
-/help     this text
-/reset    begin a new conversation
-/exit     leave, as Ctrl-D does
-Ctrl-C stops an answer. A line that ends in \\ goes on in the next one; pasted lines are one message."""
 
 
 @click.command()
@@ -37,8 +33,9 @@ Ctrl-C stops an answer. A line that ends in \\ goes on in the next one; pasted l
 @context_option
 @sampling_options
 @thinking_options
+@click.option("--no-stats", is_flag=True, help="Print no line of statistics after an answer.")
 @click.option("--no-history", is_flag=True, help="Neither load nor save the lines typed in conversations.")
-def chat(system: str | None, no_history: bool, hide_thinking: bool, **params: Any) -> None:
+def chat(system: str | None, no_history: bool, no_stats: bool, hide_thinking: bool, **params: Any) -> None:
     """Chat with a model; type /help for the commands.
 
     A model that thinks first has its thoughts shown dimmed on a terminal.
@@ -51,64 +48,133 @@ def chat(system: str | None, no_history: bool, hide_thinking: bool, **params: An
     """
     options = sampling(params)
     expect_template()
-    with load(params, max_seqs=1) as model:
-        if model.chat_template is None:
-            raise InvalidInputError(f"{model.config.name} has no chat template.", hint="Use 'bitnet run --raw'.")
-        conversation = Conversation(model, system, options, thoughts=not hide_thinking)
-        with prompt(keep=not no_history) as messages:
-            if sys.stdin.isatty():
-                note(f"{model.config.name} on {model.device.name}; /help for help.")
-            while (line := messages.ask()) is not None:
-                command = line.strip()
-                if command == "/exit":
-                    break
-                if command == "/help":
-                    note(*HELP.splitlines())
-                elif command == "/reset":
-                    conversation.reset()
-                elif command.startswith("/") and len(command.split()) == 1:
-                    note(f"unknown command {command}; /help lists the commands.")
-                elif line.strip():
-                    conversation.say(line)
+    conversation = Conversation(
+        load(params, max_seqs=1), system, options, thoughts=not hide_thinking, statistics=not no_stats
+    )
+    with conversation, prompt(keep=not no_history) as messages:
+        commands = Commands(conversation, params)
+        if sys.stdin.isatty():
+            model = conversation.model
+            note(f"{model.config.name} on {model.device.name}; /help for help.")
+        while (line := messages.ask()) is not None:
+            command = line.strip()
+            if command in LEAVING:
+                break
+            if command in MULTILINE:
+                if text := messages.ask_until(MULTILINE[-1]):
+                    conversation.say(text)
+            elif command and not commands.run(line):
+                conversation.say(line)
 
 
+MULTILINE = ("/multiline", '"""')
+"""Lines that begin a message of several lines; the last of them ends it."""
 Exchange = list[dict[str, str]]
 """A message and its answer."""
 
 
 class Conversation:
-    """The exchanges so far, shortened to leave a quarter of the context for the next answer."""
+    """The exchanges so far. The model is given the last of them, and a quarter of its context is left for the answer.
 
-    def __init__(self, model: Model, system: str | None, options: Any, *, thoughts: bool = True) -> None:
-        self._model, self._options, self._thoughts = model, options, thoughts
-        self._system = [] if system is None else [{"role": "system", "content": system}]
+    Args:
+        model: Closed at the end of this context.
+        options: Arguments of :meth:`~bitnet.core.api.Model.chat_stream`.
+        thoughts: Show what the model thinks before it answers.
+        statistics: Print a line of them after each answer.
+
+    Raises:
+        InvalidInputError: The model has no chat template.
+    """
+
+    def __init__(
+        self, model: Model, system: str | None, options: Any, *, thoughts: bool = True, statistics: bool = True
+    ) -> None:
+        self.system, self.options = system, options
+        self._thoughts, self._statistics = thoughts, statistics
         self._exchanges: list[Exchange] = []
+        self._forgotten = 0
+        try:
+            _check_template(model)
+        except BaseException:
+            model.close()
+            raise
+        self.model = model
+
+    def __enter__(self) -> Conversation:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.model.close()
+
+    def change_model(self, model: Model) -> None:
+        """Go on with another model, and close the one so far.
+
+        Raises:
+            InvalidInputError: The other model has no chat template; nothing has changed.
+        """
+        _check_template(model)
+        self.model.close()
+        self.model, self._forgotten = model, 0
 
     def reset(self) -> None:
-        self._exchanges.clear()
+        self._exchanges, self._forgotten = [], 0
 
-    def say(self, text: str) -> None:
-        """Print the answer to a message. An interrupt ends the answer; the part printed so far is kept."""
+    def undo(self) -> None:
+        """Take back the last exchange."""
+        if not self._exchanges:
+            raise InvalidInputError("there is no message to take back.")
+        text = self._exchanges.pop()[0]["content"]
+        self._forgotten = min(self._forgotten, max(len(self._exchanges) - 1, 0))
+        note(f"taken back: {label(text)}")
+
+    def again(self) -> None:
+        """Answer the last message anew; if that fails, its answer so far is kept."""
+        if not self._exchanges:
+            raise InvalidInputError("there is no message to answer again.")
+        last = self._exchanges.pop()
+        if not self.say(last[0]["content"]):
+            self._exchanges.append(last)
+
+    def messages(self) -> list[dict[str, str]]:
+        """The whole conversation; the system message is not one by itself."""
+        return self._messages(self._exchanges) if self._exchanges else []
+
+    def resume(self, messages: list[dict[str, str]]) -> None:
+        """Go on with messages in place of those so far: a system message, if any, then the user's and the assistant's
+        in turns. A last message without an answer is answered."""
+        turns = messages[1:] if messages[0]["role"] == "system" else messages
+        self.system = messages[0]["content"] if turns is not messages else None
+        self._exchanges, self._forgotten = [turns[i : i + 2] for i in range(0, len(turns), 2)], 0
+        if self._exchanges and len(self._exchanges[-1]) == 1:
+            self.say(self._exchanges.pop()[0]["content"])
+
+    def say(self, text: str) -> bool:
+        """Print the answer to a message. An interrupt ends the answer; the part printed so far is kept.
+
+        Returns:
+            Whether the message was taken; otherwise a note says why not, and nothing has changed.
+        """
         try:
             text.encode()
         except UnicodeEncodeError as error:  # surrogates that stand for undecodable bytes
             note(f"the message is not UTF-8 (at byte {len(text[: error.start].encode())}).")
-            return
+            return False
         exchanges = [*self._exchanges, [{"role": "user", "content": text}]]
+        first = self._forgotten
         try:
             while (
-                len(exchanges) > 1
-                and len(self._model.chat_tokens(self._messages(exchanges))) > self._model.context * 3 // 4
+                len(exchanges) - first > 1
+                and len(self.model.chat_tokens(self._messages(exchanges[first:]))) > self.model.context * 3 // 4
             ):
-                del exchanges[0]
-            stream = self._model.chat_stream(self._messages(exchanges), **self._options)
+                first += 1
+            stream = self.model.chat_stream(self._messages(exchanges[first:]), **self.options)
         except InvalidInputError as error:  # it is too long
             note(str(error))
-            return
-        if forgotten := len(self._exchanges) + 1 - len(exchanges):
-            what = "your first message is" if forgotten == 1 else f"your first {forgotten} messages are"
+            return False
+        if first > self._forgotten:
+            what = "your first message is" if first == 1 else f"your first {first} messages are"
             note(f"[the context is full: {what} forgotten]")
-        self._exchanges = exchanges
+        self._exchanges, self._forgotten = exchanges, first
         shown = Shown(thoughts=self._thoughts)
         with stream, shown:
             try:
@@ -122,7 +188,15 @@ class Conversation:
         if completion.reasoning:  # the template drops or keeps it
             said["reasoning_content"] = completion.reasoning
         self._exchanges[-1].append(said)
-        note(summary(self._model, completion))
+        if self._statistics:
+            note(summary(self.model, completion))
+        return True
 
     def _messages(self, exchanges: list[Exchange]) -> list[dict[str, str]]:
-        return [*self._system, *(message for exchange in exchanges for message in exchange)]
+        system = [] if self.system is None else [{"role": "system", "content": self.system}]
+        return [*system, *(message for exchange in exchanges for message in exchange)]
+
+
+def _check_template(model: Model) -> None:
+    if model.chat_template is None:
+        raise InvalidInputError(f"{model.config.name} has no chat template.", hint="Use 'bitnet run --raw'.")

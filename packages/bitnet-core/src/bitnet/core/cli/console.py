@@ -18,6 +18,7 @@ from typing import Any
 
 import click
 
+from bitnet.core.cli.wrapping import Wrapping
 from bitnet.core.errors import InvalidInputError
 from bitnet.core.support.files import read_bytes
 from bitnet.core.support.foreign import label, printable, without_controls
@@ -80,8 +81,8 @@ def answer(text: str) -> None:
 
 
 class Shown:
-    """Prints the chunks of an answer as they come. A terminal shows the thought before it, dimmed and apart; files and
-    pipes get the answer alone.
+    """Prints the chunks of an answer as they come. A terminal gets whole words, and the thought before the answer,
+    dimmed and apart; files and pipes get the answer alone.
 
     Args:
         thoughts: Whether a thought may be shown.
@@ -91,18 +92,19 @@ class Shown:
         self._thoughts = thoughts and sys.stdout.isatty()
         self._dims = os.environ.get("TERM") != "dumb"
         self._thinking = False
+        self._wrapping = Wrapping() if sys.stdout.isatty() else None
 
     def chunk(self, reasoning: str, text: str) -> None:
         """Print a chunk's parts of the thought and of the answer."""
         if reasoning and self._thoughts:
             if not self._thinking:
                 self._begin()
-            answer(reasoning)
+            self._put(reasoning)
         if text:
             if self._thinking:
                 self._end()
                 say("", "")
-            answer(text)
+            self._put(text)
 
     def __enter__(self) -> Shown:
         return self
@@ -110,6 +112,20 @@ class Shown:
     def __exit__(self, *error: object) -> None:
         if self._thinking:  # else the terminal would stay dimmed
             self._end()
+        else:
+            self._put_rest()
+
+    def _put(self, text: str) -> None:
+        if self._wrapping is None:
+            answer(text)
+        else:
+            _put(self._wrapping.add(without_controls(text), _columns()))
+
+    def _put_rest(self) -> None:
+        """Print the word that wrapping has held back."""
+        if self._wrapping is not None:
+            _put(self._wrapping.rest(_columns()))
+            self._wrapping = Wrapping()
 
     def _begin(self) -> None:
         self._thinking = True
@@ -118,8 +134,14 @@ class Shown:
 
     def _end(self) -> None:
         self._thinking = False
+        self._put_rest()
         if self._dims:
             _put(PLAIN)
+
+
+def _columns() -> int:
+    """Columns that text may take; the last one stays free, as some terminals go on by themselves after it."""
+    return max(shutil.get_terminal_size().columns - 1, 1)
 
 
 def note(*lines: str) -> None:

@@ -1,4 +1,4 @@
-"""Help texts for terminals that are narrower than click's layout allows."""
+"""Help texts as wide as the terminal, also where it is narrower than click's layout allows."""
 
 from __future__ import annotations
 
@@ -15,12 +15,15 @@ MIN_COLUMNS = 20
 
 
 class Help(click.HelpFormatter):
-    """click's formatter, but below 50 columns each term is on its own line, with its meaning below it."""
+    """click's formatter at the terminal's width.
+
+    Below 50 columns each term is on its own line, with its meaning below it.
+    """
 
     def __init__(self, indent_increment: int = 2, width: int | None = None, max_width: int | None = None) -> None:
         columns = shutil.get_terminal_size().columns
         self.narrow = width is None and columns < NARROW
-        super().__init__(indent_increment, max(columns, MIN_COLUMNS) if self.narrow else width, max_width)
+        super().__init__(indent_increment, max(columns, MIN_COLUMNS) if self.narrow else width, max_width or columns)
 
     def write_dl(self, rows: Iterable[tuple[str, str]], col_max: int = 30, col_spacing: int = 2) -> None:
         if not self.narrow:

@@ -26,9 +26,8 @@ class Prompt:
 
     def ask(self) -> str | None:
         """The user's next message; None at the end of the input. Ctrl-C at a terminal discards a half-typed one."""
-        shown = sys.stdin.isatty() and sys.stdout.isatty()
-        prompts = ("> ", "… ") if shown else ("", "")
-        end_line = say if shown else note  # on the stream that the prompt is on: the other one may be redirected
+        prompts = _prompts()
+        end_line = say if prompts[0] else note  # on the stream that the prompt is on: the other one may be redirected
         lines: list[str] = []
         while True:
             try:
@@ -49,6 +48,26 @@ class Prompt:
             lines.append(line.removesuffix("\\"))
             if not line.endswith("\\"):
                 return "\n".join(lines)
+
+    def ask_until(self, end: str) -> str | None:
+        """Lines up to one that is ``end``, or to the end of the input; None if Ctrl-C at a terminal discards them."""
+        lines: list[str] = []
+        try:
+            while (line := input(_prompts()[1]).rstrip("\r\n")).strip() != end:
+                lines.append(line)
+        except EOFError:
+            note("")
+        except KeyboardInterrupt:
+            if not sys.stdin.isatty():
+                raise
+            note("")
+            return None
+        return "\n".join(lines)
+
+
+def _prompts() -> tuple[str, str]:
+    """What asks for a message, and for more lines of it."""
+    return ("> ", "… ") if sys.stdin.isatty() and sys.stdout.isatty() else ("", "")
 
 
 def _more_lines() -> bool:
