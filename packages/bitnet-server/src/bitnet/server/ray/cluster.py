@@ -79,7 +79,8 @@ def _connection_error(address: str | None, error: Exception) -> BitNetError:
     if address is None:
         return BitNetError(f"Ray cannot start on this machine: {_line(error)}")
     where = "on this machine" if address == "auto" else f"at {address} that this machine belongs to"
-    return BitNetError(f"there is no Ray cluster {where}: {_line(error)}", hint=START)
+    hint = f"{START} If it wants a token, set RAY_AUTH_MODE=token."
+    return BitNetError(f"there is no Ray cluster {where}: {_line(error)}", hint=hint)
 
 
 def _line(error: BaseException) -> str:
