@@ -13,7 +13,7 @@ import click
 from bitnet.core.cli.console import note, print_json, say
 from bitnet.core.cli.options import FileName, json_option
 from bitnet.core.errors import BitNetError
-from bitnet.server.commands.serve import Finite
+from bitnet.server.commands.options import Finite
 
 if TYPE_CHECKING:
     from bitnet.server.bench.client import Outcome

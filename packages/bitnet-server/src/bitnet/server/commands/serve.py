@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import stat
 from collections import Counter
 from collections.abc import Sequence
@@ -13,95 +12,14 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from bitnet.core.cli.console import read_text
-from bitnet.core.cli.options import LOAD_OPTIONS, F, FileName, context_option, load, model_options
+from bitnet.core.cli.options import LOAD_OPTIONS, FileName, context_option, load
 from bitnet.core.errors import BitNetError, InvalidInputError
+from bitnet.server.commands.options import Finite, Grouped, cluster_only, not_empty, replicas, root_path, several_models
 
 if TYPE_CHECKING:
     from bitnet.server.http.listening import Listen
     from bitnet.server.models.service import Source
     from bitnet.server.models.settings import Settings
-
-GROUPS = {
-    "Clients": ("alias", "api_key", "api_key_file", "cors", "page"),
-    "Limits": (
-        *(
-            "parallel",
-            "max_queue",
-            "max_queue_tokens",
-            "max_memory",
-            "max_stored",
-            "reasoning_budget",
-            "timeout",
-            "max_body",
-            "drain",
-        ),
-    ),
-    "Cluster": ("ray", "address", "replicas", "gpus_per_replica", "write_config"),
-    "Network": ("host", "port", "uds", "root_path", "ssl_certfile", "ssl_keyfile", "log_format"),
-}
-"""Maps headings of the help to the options under them; all other options are under the model's heading."""
-
-
-class Finite(click.FloatRange):
-    """A finite number in a range."""
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        number = super().convert(value, param, ctx)
-        if not math.isfinite(number):
-            self.fail(f"{value} is not a finite number.", param, ctx)
-        return number
-
-
-class Grouped(click.Command):
-    """A command whose help groups its options."""
-
-    def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        named = {name for names in GROUPS.values() for name in names}
-        model = [p.name for p in self.get_params(ctx) if p.name not in named]
-        for heading, names in {"Model": model, **GROUPS}.items():
-            records = [p.get_help_record(ctx) for p in self.get_params(ctx) if p.name in names]
-            with formatter.section(heading):
-                formatter.write_dl([record for record in records if record is not None])
-
-
-def _not_empty(ctx: click.Context, param: click.Option, given: Any) -> Any:
-    if not all(one.strip() for one in (given if param.multiple else (given,))):
-        what = str(param.metavar).lower()
-        raise click.BadParameter(f"the {what} is empty; leave the option out for the default.", ctx, param)
-    return given
-
-
-def _cluster_only(ctx: click.Context, param: click.Option, given: Any) -> Any:
-    if given is not None and not ctx.params.get("ray"):
-        raise click.UsageError(f"{param.opts[0]} needs --ray.", ctx)
-    return given
-
-
-def _replicas(ctx: click.Context, param: click.Option, given: str | None) -> Any:
-    """The number of replicas, or ``auto``."""
-    _cluster_only(ctx, param, given)
-    if given is None or given == "auto":
-        return given
-    try:
-        return click.IntRange(1, 10_000)(given, param, ctx)
-    except click.BadParameter:
-        raise click.BadParameter(f"{given} is neither auto nor a number from 1 to 10,000.", ctx, param) from None
-
-
-def _root_path(ctx: click.Context, param: click.Option, given: str) -> str:
-    """The path with a slash before it and none after it."""
-    if not given.isascii() or not given.isprintable() or " " in given:
-        raise click.BadParameter("the path must be of ASCII characters without spaces.", ctx, param)
-    return f"/{given.strip('/')}".rstrip("/")
-
-
-def several_models(function: F) -> F:
-    """:data:`model_options`, with a repeatable ``-m``."""
-    decorated = model_options(function)
-    (option,) = (p for p in decorated.__click_params__ if p.name == "model")  # type: ignore[attr-defined]
-    option.multiple = True
-    option.help = "GGUF model, or hf:ORG/NAME[:FILE]; repeatable.  [default: the small one in this package]"
-    return decorated
 
 
 @click.command(cls=Grouped)
@@ -111,7 +29,7 @@ def several_models(function: F) -> F:
     "--alias",
     metavar="NAME",
     multiple=True,
-    callback=_not_empty,
+    callback=not_empty,
     help="Name for clients; one for each -m, in order. One model may have several.  [default: the file's]",
 )
 @click.option(
@@ -178,7 +96,7 @@ def several_models(function: F) -> F:
     metavar="ADDRESS",
     default="127.0.0.1",
     show_default=True,
-    callback=_not_empty,
+    callback=not_empty,
     help="Address to listen on; 0.0.0.0: all interfaces.",
 )
 @click.option(
@@ -194,7 +112,7 @@ def several_models(function: F) -> F:
     "--root-path",
     metavar="PATH",
     default="",
-    callback=_root_path,
+    callback=root_path,
     help="Path prefix under which a proxy serves this, whether it strips the prefix or not.",
 )
 @click.option("--ssl-certfile", metavar="FILE", type=FileName(), help="Certificate, for HTTPS.")
@@ -205,7 +123,7 @@ def several_models(function: F) -> F:
     multiple=True,
     envvar="BITNET_API_KEY",
     show_envvar=True,
-    callback=_not_empty,
+    callback=not_empty,
     help="API key that requests must have; repeatable.",
 )
 @click.option("--api-key-file", metavar="FILE", type=FileName(), help="File of API keys, one per line.")
@@ -235,27 +153,27 @@ def several_models(function: F) -> F:
 @click.option(
     "--address",
     metavar="ADDRESS",
-    callback=_cluster_only,
+    callback=cluster_only,
     help="Cluster: auto for the one this machine belongs to, or HOST:PORT.  [default: a new one on this machine]",
 )
 @click.option(
     "--replicas",
     metavar="N|auto",
-    callback=_replicas,
+    callback=replicas,
     help="Replicas of each model; auto: as many as the load needs.  [default: 1]",
 )
 @click.option(
     "--gpus-per-replica",
     metavar="F",
     type=Finite(min=0, max=64),
-    callback=_cluster_only,
+    callback=cluster_only,
     help="GPUs that each replica gets, such as 1 or 0.5.  [default: 1 if the cluster has any]",
 )
 @click.option(
     "--write-config",
     metavar="FILE",
     type=FileName(),
-    callback=_cluster_only,
+    callback=cluster_only,
     help="Deploy nothing, and write the config for 'serve deploy' and KubeRay.",
 )
 def serve(**params: Any) -> None:

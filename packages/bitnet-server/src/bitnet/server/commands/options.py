@@ -1,0 +1,92 @@
+"""Types, checks and headings of the commands' options."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import click
+
+from bitnet.core.cli.options import F, model_options
+
+GROUPS = {
+    "Clients": ("alias", "api_key", "api_key_file", "cors", "page"),
+    "Limits": (
+        *(
+            "parallel",
+            "max_queue",
+            "max_queue_tokens",
+            "max_memory",
+            "max_stored",
+            "reasoning_budget",
+            "timeout",
+            "max_body",
+            "drain",
+        ),
+    ),
+    "Cluster": ("ray", "address", "replicas", "gpus_per_replica", "write_config"),
+    "Network": ("host", "port", "uds", "root_path", "ssl_certfile", "ssl_keyfile", "log_format"),
+}
+"""Maps headings of the help to the options under them; all other options are under the model's heading."""
+
+
+class Finite(click.FloatRange):
+    """A finite number in a range."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        number = super().convert(value, param, ctx)
+        if not math.isfinite(number):
+            self.fail(f"{value} is not a finite number.", param, ctx)
+        return number
+
+
+class Grouped(click.Command):
+    """A command whose help groups its options."""
+
+    def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        named = {name for names in GROUPS.values() for name in names}
+        model = [p.name for p in self.get_params(ctx) if p.name not in named]
+        for heading, names in {"Model": model, **GROUPS}.items():
+            records = [p.get_help_record(ctx) for p in self.get_params(ctx) if p.name in names]
+            with formatter.section(heading):
+                formatter.write_dl([record for record in records if record is not None])
+
+
+def not_empty(ctx: click.Context, param: click.Option, given: Any) -> Any:
+    if not all(one.strip() for one in (given if param.multiple else (given,))):
+        what = str(param.metavar).lower()
+        raise click.BadParameter(f"the {what} is empty; leave the option out for the default.", ctx, param)
+    return given
+
+
+def cluster_only(ctx: click.Context, param: click.Option, given: Any) -> Any:
+    if given is not None and not ctx.params.get("ray"):
+        raise click.UsageError(f"{param.opts[0]} needs --ray.", ctx)
+    return given
+
+
+def replicas(ctx: click.Context, param: click.Option, given: str | None) -> Any:
+    """The number of replicas, or ``auto``."""
+    cluster_only(ctx, param, given)
+    if given is None or given == "auto":
+        return given
+    try:
+        return click.IntRange(1, 10_000)(given, param, ctx)
+    except click.BadParameter:
+        raise click.BadParameter(f"{given} is neither auto nor a number from 1 to 10,000.", ctx, param) from None
+
+
+def root_path(ctx: click.Context, param: click.Option, given: str) -> str:
+    """The path with a slash before it and none after it."""
+    if not given.isascii() or not given.isprintable() or " " in given:
+        raise click.BadParameter("the path must be of ASCII characters without spaces.", ctx, param)
+    return f"/{given.strip('/')}".rstrip("/")
+
+
+def several_models(function: F) -> F:
+    """:data:`model_options`, with a repeatable ``-m``."""
+    decorated = model_options(function)
+    (option,) = (p for p in decorated.__click_params__ if p.name == "model")  # type: ignore[attr-defined]
+    option.multiple = True
+    option.help = "GGUF model, or hf:ORG/NAME[:FILE]; repeatable.  [default: the small one in this package]"
+    return decorated
