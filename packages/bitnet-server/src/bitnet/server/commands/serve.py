@@ -70,12 +70,7 @@ if TYPE_CHECKING:
     help="Responses kept in memory for previous_response_id.",
 )
 @click.option(
-    "--reasoning-budget",
-    metavar="N",
-    type=click.IntRange(-1),
-    default=-1,
-    show_default=True,
-    help="Maximum tokens of a thought, for requests that say nothing about thinking; 0: no thought, -1: no limit.",
+    "--reasoning-budget", metavar="N", type=click.IntRange(0), help="Maximum tokens of a thought.  [default: no limit]"
 )
 @click.option(
     "--timeout",
@@ -205,7 +200,7 @@ def serve(**params: Any) -> None:
         cors=params["cors"],
         page=params["page"],
         max_stored=params["max_stored"],
-        reasoning_budget=None if params["reasoning_budget"] == -1 else params["reasoning_budget"],
+        reasoning_budget=params["reasoning_budget"],
         max_memory=None if params["max_memory"] is None else int(params["max_memory"] * 1e9),
     )
     names = ("host", "port", "uds", "root_path", "ssl_certfile", "ssl_keyfile", "log_format", "drain")
