@@ -15,7 +15,7 @@ from bitnet.core.cli.options import ModelName, load, sampling
 from bitnet.core.errors import BitNetError, InvalidInputError
 
 if TYPE_CHECKING:
-    from bitnet.core.cli.chat import Conversation
+    from bitnet.core.cli.conversation import Conversation
 
 HELP = '''\
 /help           this text
