@@ -17,6 +17,7 @@ import pytest
 
 from bitnet.core import Model
 from bitnet.core.text.chat import ChatTemplate
+from bitnet.server.chat.tools import as_template_reads, made_call
 
 TEMPLATES = Path(__file__).parents[2] / "bitnet-core/tests/text/templates"
 HERE = ("packages/bitnet-server",)
@@ -388,3 +389,16 @@ def test_what_cannot_be_followed_is_refused(demo: Any, fields: dict[str, Any]) -
         answer = demo.chat("x", stream=stream, max_tokens=1, **fields)
         assert answer.status_code == 400, answer.text
         assert answer.json()["error"]["param"], answer.text
+
+
+@pytest.mark.parametrize("source", ["<tool_call>", "<|python_tag|>", ""], ids=["tagged", "llama", "generic"])
+def test_a_thought_stays_with_its_message_and_is_written_once(source: str) -> None:
+    """Whatever a template makes of calls: those that are broken, several at once, and calls in plain words."""
+    whole = made_call("1", "weather", {"place": "Rome"})
+    broken = made_call("2", "weather", '{"place": "Ro')
+    for calls in ([whole], [broken], [whole, whole], [whole, broken, whole]):
+        said = {"role": "assistant", "content": "I look.", "reasoning_content": "Hm.", "tool_calls": calls}
+        messages, _ = as_template_reads([*QUESTION, said], None, ChatTemplate(source))
+        assert [m["reasoning_content"] for m in messages if "reasoning_content" in m] == ["Hm."]
+        assert messages[1]["reasoning_content"] == "Hm."
+        assert said["tool_calls"] == calls, "the message itself is not changed"

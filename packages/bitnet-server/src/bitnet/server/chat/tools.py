@@ -172,9 +172,19 @@ def _sound_calls(message: dict[str, Any]) -> list[dict[str, Any]]:
     broken = [call for call in calls if isinstance(call["function"]["arguments"], str)]
     if not broken:
         return [message]
-    text = {"role": message["role"], "content": _joined(message["content"], broken)}
+    text = _without_calls(message, _joined(message["content"], broken))
     sound = [call for call in calls if not isinstance(call["function"]["arguments"], str)]
-    return [text, {**message, "content": "", "tool_calls": sound}] if sound else [text]
+    return [text, {**_without_thought(message), "content": "", "tool_calls": sound}] if sound else [text]
+
+
+def _without_calls(message: dict[str, Any], content: str) -> dict[str, Any]:
+    """A message with another content in place of its calls; its thought stays."""
+    return {**{name: value for name, value in message.items() if name != "tool_calls"}, "content": content}
+
+
+def _without_thought(message: dict[str, Any]) -> dict[str, Any]:
+    """A message that follows the one with the thought."""
+    return {name: value for name, value in message.items() if name != "reasoning_content"}
 
 
 def _joined(content: str, calls: Sequence[dict[str, Any]]) -> str:
@@ -191,7 +201,11 @@ def _written(function: dict[str, Any]) -> str:
 def _one_call_each(message: dict[str, Any]) -> list[dict[str, Any]]:
     """Split a message into several, as Llama's templates accept one call per message."""
     calls = message.get("tool_calls", ())
-    return [{**message, "tool_calls": [call]} for call in calls] if len(calls) > 1 else [message]
+    if len(calls) < 2:
+        return [message]
+    first, *others = ([call] for call in calls)
+    rest = _without_thought(message)
+    return [{**message, "tool_calls": first}, *({**rest, "tool_calls": call} for call in others)]
 
 
 def _instruction(tools: Tools) -> str:
@@ -218,7 +232,7 @@ def _in_words(message: dict[str, Any], called: Mapping[str, str]) -> dict[str, A
         name = called.get(message.get("tool_call_id", ""), "the function")
         return {"role": "user", "content": f"Result of {message.get('name', name)}: {message['content']}"}
     if "tool_calls" in message:
-        return {"role": message["role"], "content": _joined(message["content"], message["tool_calls"])}
+        return _without_calls(message, _joined(message["content"], message["tool_calls"]))
     return message
 
 
