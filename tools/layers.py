@@ -9,6 +9,7 @@ modules import each other in a circle. Imports inside functions and under ``TYPE
 
 from __future__ import annotations
 
+import argparse
 import ast
 import re
 import sys
@@ -146,6 +147,7 @@ def report(house: House) -> tuple[str, bool]:
 
 
 def main() -> int:
+    argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter).parse_args()
     reports = [report(house) for house in HOUSES]
     print("\n\n".join(text for text, _ in reports))
     return int(not all(whole for _, whole in reports))

@@ -229,6 +229,11 @@ def test_official_clients_read_thoughts(thinking_server: Any) -> None:
     assert (made.thinking, made.response) == (THOUGHT, ANSWER)
 
 
+def test_ollama_clients_learn_which_models_think(thinking_server: Any, demo: Any) -> None:
+    assert "thinking" in (ollama.Client(host=thinking_server.url).show("thinker").capabilities or ())
+    assert "thinking" not in (ollama.Client(host=demo.url).show("demo").capabilities or ())
+
+
 def test_a_model_that_does_not_think_says_so(demo: Any) -> None:
     body = {"model": "demo", "messages": ASKED, "think": True}
     refused = demo.client.post("/api/chat", json=body)

@@ -9,6 +9,8 @@ from typing import Any
 from bitnet.core import __version__
 from bitnet.core.gguf.split import model_bytes
 from bitnet.core.hal import DeviceType
+from bitnet.core.text.chat import ChatTemplate
+from bitnet.core.text.thinking import marks_of
 from bitnet.server.models.facts import ModelFacts, digest_of, facts_of, parameter_size
 from bitnet.server.models.pooled import PooledModel
 from bitnet.server.models.service import Service
@@ -68,6 +70,12 @@ async def ps(state: State, call: Call) -> None:
     await call.reply({"models": models})
 
 
+def _capabilities(template: ChatTemplate | None) -> list[str]:
+    if template is None:
+        return ["completion"]
+    return ["completion", "tools", *(["thinking"] if marks_of(template.source) else [])]
+
+
 def model_field(fields: Fields) -> str:
     """The field of ``/api/show`` that names the model: ``model``, or ``name`` of older clients."""
     return "name" if "name" in fields and "model" not in fields else "model"
@@ -83,7 +91,7 @@ async def show(service: Service, call: Call, fields: Fields) -> None:
             "template": "" if template is None else template.source,
             "details": _details(facts),
             "modified_at": _modified(service.model.path),
-            "capabilities": ["completion", "tools"] if template is not None else ["completion"],
+            "capabilities": _capabilities(template),
             "model_info": {
                 "general.architecture": family,
                 "general.parameter_count": 0 if facts is None else facts.parameters,
