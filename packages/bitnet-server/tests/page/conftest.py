@@ -131,8 +131,8 @@ class Talk:
         return "".join(f"data: {json.dumps(event)}\n\n" for event in events) + "data: [DONE]\n\n"
 
     @staticmethod
-    def says(text: str) -> dict[str, object]:
-        return {"model": "m", "choices": [{"index": 0, "delta": {"content": text}, "finish_reason": None}]}
+    def says(text: str, name: str = "content") -> dict[str, object]:
+        return {"model": "m", "choices": [{"index": 0, "delta": {name: text}, "finish_reason": None}]}
 
     @classmethod
     def reply(cls, route: Route, text: str) -> None:

@@ -429,3 +429,50 @@ def test_a_screen_reader_hears_paragraphs_not_tokens(page: Page, talk: Any) -> N
     talk.answered(page)
     heard = page.locator("#announcer p").all_inner_texts()
     assert heard == ["The model is answering", "First paragraph.", "Second one.", "The answer is complete"]
+
+
+THOUGHT = "17 + 25 is <b>40</b> + 2.\nSo 42."
+
+
+@pytest.mark.parametrize("size", [(1440, 900), (1024, 768), (390, 800)], ids=str)
+def test_a_thought_is_folded_and_goes_back_with_the_next_question(
+    open_page: Callable[..., Page], talk: Any, size: tuple[int, int]
+) -> None:
+    page = open_page(viewport={"width": size[0], "height": size[1]})
+    asked: list[Any] = []
+
+    def answer(route: Route) -> None:
+        asked.append(route.request.post_data_json)
+        half = len(THOUGHT) // 2
+        events = [talk.says(part, "reasoning_content") for part in (THOUGHT[:half], THOUGHT[half:])]
+        body = talk.sse(*events, talk.says("It is "), talk.says("42."))
+        route.fulfill(status=200, content_type="text/event-stream", body=body)
+
+    page.route("**/v1/chat/completions", answer)
+    talk.ask(page, "What is 17 + 25?")
+    assert talk.answered(page) == "It is 42."
+    thought = page.locator(".thought")
+    expect(thought.locator("summary")).to_have_text(re.compile(r"^Thought for [\d.]+ m?s$"))
+    expect(thought.locator("p")).to_be_hidden()
+    thought.locator("summary").click()
+    expect(thought.locator("p")).to_be_visible()
+    assert thought.locator("p").inner_text() == THOUGHT, "markup is shown, not made"
+    page.wait_for_function("document.documentElement.scrollWidth <= innerWidth")
+    talk.ask(page, "And times two?")
+    talk.answered(page, 2)
+    told = asked[-1]["messages"]
+    assert told[1] == {"role": "assistant", "content": "It is 42.", "reasoning_content": THOUGHT}
+    page.wait_for_function("() => !document.querySelector('.waiting')")
+    assert stored(page)[0]["messages"][1]["thought"] == THOUGHT
+    page.reload()
+    expect(page.locator(".thought")).to_have_count(2)
+
+
+def test_a_thought_without_an_answer_says_so(page: Page, talk: Any) -> None:
+    events = talk.sse(talk.says(THOUGHT, "reasoning_content"))
+    page.route(
+        "**/v1/chat/completions",
+        lambda route: route.fulfill(status=200, content_type="text/event-stream", body=events),
+    )
+    talk.ask(page, "What is 17 + 25?")
+    expect(page.locator(".problem")).to_contain_text("The model thought, and ended before it answered.")

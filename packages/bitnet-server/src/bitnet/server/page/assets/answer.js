@@ -3,11 +3,12 @@
 import { stream } from "./api.js";
 
 /**
- * Streams an answer. `onText(text)` is called with all text so far, `stats` filled in as it becomes known:
- * `first` (seconds to the first token, measured in this browser), `seconds` (the whole answer), `tokens`, `speed`
- * (tokens a second after the first: as the server measured it, else as they came here), `cached` (prompt tokens that
- * were reused), `device`, `finish` and `receipt`.
- * Resolves to `{text, stats}`; an abort ends it with `finish: "stopped"`; other errors carry the `partial` result.
+ * Streams an answer. `onText(text, stats, thought)` is called with all text so far, that of the model's thought before
+ * it, and `stats` filled in as it becomes known: `first` (seconds to the first token, measured in this browser),
+ * `thinking` (seconds of the thought), `seconds` (the whole answer), `tokens`, `speed` (tokens a second after the first:
+ * as the server measured it, else as they came here), `cached` (prompt tokens that were reused), `device`, `finish` and
+ * `receipt`.
+ * Resolves to `{text, thought, stats}`; an abort ends it with `finish: "stopped"`; other errors carry the `partial` result.
  * With `begun`, the beginning of an answer, it is continued: `prompt` has the token ids of the conversation and of it.
  */
 export async function generate({ model, messages, prompt, context, begun = "", settings, signal, onText }) {
@@ -18,6 +19,7 @@ export async function generate({ model, messages, prompt, context, begun = "", s
   const begin = performance.now();
   const stats = { model, device: "", finish: "", context, prompt: prompt?.length };
   let text = begun;
+  let thought = "";
   let first = null;
   let last = begin;
   let pieces = 0;
@@ -28,7 +30,7 @@ export async function generate({ model, messages, prompt, context, begun = "", s
       stats.first = (first - begin) / 1000;
       if (!stats.speed && stats.tokens > 1 && last > first) stats.speed = ((stats.tokens - 1) * 1000) / (last - first);
     }
-    return { text, stats };
+    return { text, thought, stats };
   };
   try {
     for await (const { chunk, headers } of stream(begun ? "v1/completions" : "v1/chat/completions", body, signal)) {
@@ -43,12 +45,15 @@ export async function generate({ model, messages, prompt, context, begun = "", s
       }
       const choice = chunk.choices?.[0];
       const piece = choice?.delta?.content ?? choice?.text;
-      if (piece) {
+      const aside = choice?.delta?.reasoning_content;
+      if (piece || aside) {
         last = performance.now();
         first ??= last;
         pieces += 1;
-        text += piece;
-        onText(text, stats);
+        if (piece && thought) stats.thinking ??= (last - first) / 1000;
+        thought += aside ?? "";
+        text += piece ?? "";
+        onText(text, stats, thought);
       }
       if (choice?.finish_reason) stats.finish = choice.finish_reason;
     }
@@ -74,7 +79,7 @@ export function sampling(settings) {
   return body;
 }
 
-const seconds = (value) => (value < 1 ? `${Math.round(value * 1000)} ms` : `${value.toFixed(value < 10 ? 2 : 1)} s`);
+export const seconds = (value) => (value < 1 ? `${Math.round(value * 1000)} ms` : `${value.toFixed(value < 10 ? 2 : 1)} s`);
 
 /** The facts of an answer, as `[what, value]`, most asked for first. */
 export function facts(stats) {

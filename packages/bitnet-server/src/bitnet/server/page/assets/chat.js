@@ -198,11 +198,11 @@ class Chat {
       const sent = await this.sent(begun, signal);
       outcome = await generate({
         ...sent, begun, model: this.picker.value, settings, signal,
-        onText: (text, stats) => {
+        onText: (text, stats, thought) => {
           waiting.remove();
           this.follow = this.nearEnd();
-          body.show(text);
-          if (keeps) this.keep({ role: "assistant", content: text, stats, cut: true });
+          body.show(text, stats, thought);
+          if (keeps && text) this.keep({ role: "assistant", content: text, thought, stats, cut: true });
           requestAnimationFrame(() => this.toEnd());
         },
       });
@@ -214,13 +214,14 @@ class Chat {
     this.controller = null;
     this.unkept = null;
     this.follow = this.nearEnd();
-    const { text, stats } = outcome;
+    const { text, thought, stats } = outcome;
     if (text !== begun) {
-      body.finish(text);
+      body.finish(text, stats, thought);
       outcome.kept = !failed || keeps;
-      if (outcome.kept) conversation.messages.push({ role: "assistant", content: text, stats, cut: Boolean(failed) });
+      if (outcome.kept) conversation.messages.push({ role: "assistant", content: text, thought: thought || replaced?.thought, stats, cut: Boolean(failed) });
     } else if (!failed && stats.finish !== "stopped" && !begun) {
-      failed = Object.assign(new Error("The model ended without a word."), { title: "The answer is empty" });
+      const why = thought ? "The model thought, and ended before it answered." : "The model ended without a word.";
+      failed = Object.assign(new Error(why), { title: "The answer is empty" });
     }
     if (replaced && conversation.messages.at(-1)?.role !== "assistant") {
       if (begun && !failed && stats.finish === "stop") Object.assign(replaced, { cut: false, stats: { ...replaced.stats, finish: "stop" } }); // nothing was missing

@@ -20,8 +20,8 @@ async function run(one, messages, signal) {
   one.place.setAttribute("aria-busy", "true");
   try {
     await one.picker.ready();
-    const { text, stats } = await generate({ model: one.picker.value, messages, settings, signal, onText: (all) => body.show(all) });
-    body.finish(text);
+    const { text, thought, stats } = await generate({ model: one.picker.value, messages, settings, signal, onText: (...all) => body.show(...all) });
+    body.finish(text, stats, thought);
     one.place.append(factsList(stats));
     return stats;
   } catch (error) {

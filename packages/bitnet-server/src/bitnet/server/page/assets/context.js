@@ -6,13 +6,15 @@ const SHARE = 3 / 4; // of the context: the rest is room for the answer
 
 /** What the model is told: the system prompt, and the messages from index `from` on. */
 export function said({ system, messages }, from = 0) {
-  const told = messages.slice(from).map(({ role, content }) => ({ role, content }));
-  return system.trim() ? [{ role: "system", content: system }, ...told] : told;
+  const sent = messages.slice(from).map(({ role, content, thought }) => (thought ? { role, content, reasoning_content: thought } : { role, content }));
+  return system.trim() ? [{ role: "system", content: system }, ...sent] : sent;
 }
 
 /** The token ids of a prompt that asks for an answer which begins with `begun`. */
 async function tokens(model, messages, begun, signal) {
-  const { prompt } = await postJSON("apply-template", { model, messages }, signal);
+  const body = { model, messages };
+  if (begun) body.chat_template_kwargs = { enable_thinking: false }; // the model has thought before the answer began
+  const { prompt } = await postJSON("apply-template", body, signal);
   return (await postJSON("tokenize", { model, content: prompt + begun }, signal)).tokens;
 }
 

@@ -1,6 +1,6 @@
 // One message of a conversation, with what can be done with it.
 
-import { facts } from "./answer.js";
+import { facts, seconds } from "./answer.js";
 import { announce, autosize, button, copyButton, dialog, download, h, icon } from "./dom.js";
 import { Growing } from "./markdown.js";
 
@@ -38,27 +38,42 @@ function showReceipt(receipt) {
   );
 }
 
-/** Shows an answer that grows; screen readers get each paragraph once it is complete. */
+/** What a model thought before it answered, folded. */
+const thoughtFold = (label, text) => h("details", { class: "thought" }, h("summary", {}, label), h("p", {}, text));
+
+const thoughtFor = ({ thinking }) => (thinking === undefined ? "Thought" : `Thought for ${seconds(thinking)}`);
+
+/** Shows an answer that grows, and the thought before it; screen readers get each paragraph once it is complete. */
 export class AnswerBody {
   constructor() {
-    this.element = h("div", { class: "prose" });
-    this.growing = new Growing(this.element, announce);
+    this.prose = h("div", { class: "prose" });
+    this.thought = thoughtFold("Thinking…", "");
+    this.thought.hidden = true;
+    this.element = h("div", {}, this.thought, this.prose);
+    this.growing = new Growing(this.prose, announce);
     this.frame = 0;
-    this.text = "";
+    this.shown = { text: "", thought: "", stats: {} };
   }
 
-  show(text) {
-    this.text = text;
-    this.frame ||= requestAnimationFrame(() => {
-      this.frame = 0;
-      this.growing.show(this.text);
-    });
+  show(text, stats = {}, thought = "") {
+    this.shown = { text, thought, stats };
+    this.frame ||= requestAnimationFrame(() => this.draw());
   }
 
-  finish(text) {
+  draw(ended = false) {
+    const { text, thought, stats } = this.shown;
+    this.frame = 0;
+    const [summary, said] = this.thought.children;
+    this.thought.hidden = !thought;
+    summary.textContent = text || ended ? thoughtFor(stats) : "Thinking…";
+    said.textContent = thought;
+    this.growing.show(text, ended);
+  }
+
+  finish(text, stats = {}, thought = "") {
     cancelAnimationFrame(this.frame);
-    this.frame = 0;
-    this.growing.show(text, true);
+    this.shown = { text, thought, stats };
+    this.draw(true);
   }
 }
 
@@ -106,6 +121,7 @@ export function answerMessage(message, body, { onRegenerate, onContinue } = {}) 
   const ended = !message.cut && stats.finish !== "stopped" && stats.finish !== "length";
   return h("li", { class: "message assistant" },
     h("h2", { class: "who" }, stats.model || "Answer"),
+    message.thought && thoughtFold(thoughtFor(stats), message.thought),
     body,
     message.cut && h("p", { class: "cut" }, icon("warning"), "This answer was cut off."),
     h("div", { class: "below" }, factsList(stats),
