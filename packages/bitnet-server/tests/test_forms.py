@@ -104,6 +104,26 @@ def test_matchers_outlive_their_process(pool: Matchers) -> None:
     assert mask(again) == mask(found[0])
 
 
+@posix
+def test_a_process_may_end_just_after_a_matcher_has_looked(pool: Matchers, monkeypatch: pytest.MonkeyPatch) -> None:
+    pool.compile(DIGITS).result()
+    found = Matcher(pool, DIGITS)
+    found.accept(ids(mask(found))[0])
+    mask(found)
+    (running,) = [worker._helper._running for worker in pool._workers if worker._helper._running is not None]
+    os.kill(running.pid, signal.SIGKILL)
+    running._process.wait(10)
+    monkeypatch.setattr(matchers._Worker, "lost", False)
+    found.accept(ids(mask(found))[1])
+    after = mask(found)
+    monkeypatch.undo()
+    again = Matcher(pool, DIGITS)
+    for token in found._tokens:
+        mask(again)
+        again.accept(token)
+    assert after == mask(again)
+
+
 def test_a_slow_mask_ends_its_own_matcher_only(pool: Matchers, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(matchers, "HELPERS", 1)
     slow = FormSource("json", json.dumps({"const": "long " * 12_000}))

@@ -11,6 +11,7 @@ import time
 from collections import OrderedDict
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -268,7 +269,8 @@ class Matcher:
     def _asked_of(self, worker: _Worker, count: int) -> bytes:
         number = struct.pack(">Q", self._number)
         if self._process and self._process == worker.process and not worker.lost:
-            return worker.ask(b"n" + number + struct.pack(">I", self._tokens[count - 1]), MASK)
+            with suppress(KeyError):  # its process has ended since
+                return worker.ask(b"n" + number + struct.pack(">I", self._tokens[count - 1]), MASK)
         request = b"o" + number + self._source.key + struct.pack(f">{count}I", *self._tokens[:count])
         try:
             mask = worker.ask(request, COMPILE)

@@ -91,6 +91,8 @@ def answer(data: bytearray) -> bytes:
         _matchers[number] = matcher = form.deep_copy()
         matcher.consume_tokens(list(struct.unpack(f">{(len(request) - 40) // 4}I", request[40:])))
     else:
+        if number not in _matchers:
+            return MISSING
         matcher = _matchers[number]
         matcher.consume_token(struct.unpack_from(">I", request, 8)[0])
     mask = b"" if matcher.is_error() else matcher.compute_bitmask()

@@ -20,7 +20,8 @@ async function run(one, messages, signal) {
   one.place.setAttribute("aria-busy", "true");
   try {
     await one.picker.ready();
-    const { text, thought, stats } = await generate({ model: one.picker.value, messages, settings, signal, onText: (...all) => body.show(...all) });
+    const onText = (text, stats, thought) => body.show(text, stats, thought);
+    const { text, thought, stats } = await generate({ model: one.picker.value, messages, settings, signal, onText });
     body.finish(text, stats, thought);
     one.place.append(factsList(stats));
     return stats;
