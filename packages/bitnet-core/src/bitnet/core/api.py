@@ -38,6 +38,7 @@ from bitnet.core.engine.worker import Load, Worker
 from bitnet.core.errors import InvalidInputError, brief
 from bitnet.core.hal import Device, DeviceInfo, Executable, ExecutableStats
 from bitnet.core.model.file import ModelFile
+from bitnet.core.model.file_backed import FileBacked
 from bitnet.core.support import env
 
 if TYPE_CHECKING:
@@ -45,10 +46,6 @@ if TYPE_CHECKING:
 
     from bitnet.core.devices.select import Selection
     from bitnet.core.engine.options import OptionArguments
-    from bitnet.core.model.config import ModelConfig
-    from bitnet.core.text.chat import ChatTemplate
-    from bitnet.core.text.prompt import ChatTokens
-    from bitnet.core.text.tokenizer import Tokenizer
 
 Messages = Sequence[Mapping[str, Any]]
 """A conversation: ``{"role": "user", "content": "…"}``, oldest first."""
@@ -62,7 +59,7 @@ class Replica(NamedTuple):
     selection: Selection | None
 
 
-class Model:
+class Model(FileBacked):
     """A model on a device, or on several; :func:`~bitnet.core.load_model` makes one.
 
     Its methods may be called from many threads. Calls made at the same time run as one batch. A call that is
@@ -70,10 +67,6 @@ class Model:
     call raises that device's error.
 
     Attributes:
-        config: Shape of the model.
-        tokenizer: Text to token ids and back.
-        chat_template: Renders conversations as prompts for this model; None if the model has no template.
-        path: The model file.
         context: Maximum length of a prompt plus its continuation, in tokens.
         selection: How the device (the first of several) was chosen; None if the caller passed an open device.
         deterministic: Whether results depend on the request alone; see :func:`~bitnet.core.load_model`.
@@ -88,8 +81,9 @@ class Model:
         *,
         deterministic: bool = False,
     ) -> None:
+        super().__init__(file)
         self.deterministic = deterministic
-        self._file, self._worker, self._replicas, self._warm_ups = file, worker, tuple(replicas), tuple(warm_ups)
+        self._worker, self._replicas, self._warm_ups = worker, tuple(replicas), tuple(warm_ups)
         self._variables = env.snapshot()
         self.selection = replicas[0].selection
         self.context = worker.engine.preparer.context
@@ -105,31 +99,6 @@ class Model:
             "a model cannot be pickled or copied: it is on a device. "
             "Threads may share it; another process loads its own."
         )
-
-    @property
-    def config(self) -> ModelConfig:
-        return self._file.config
-
-    @property
-    def tokenizer(self) -> Tokenizer:
-        return self._file.tokenizer
-
-    @property
-    def chat_template(self) -> ChatTemplate | None:
-        return self._file.chat_template
-
-    @property
-    def path(self) -> Path:
-        return self._file.path
-
-    def check_file(self) -> None:
-        """Check that the model's file is as it was when the model was loaded; this takes microseconds. If it is not,
-        answers since then may be wrong, as weights can be read from the file while they are used.
-
-        Raises:
-            ModelFileError: It was cut short or written to.
-        """
-        self._file.gguf.check()
 
     @property
     def device(self) -> DeviceInfo:
@@ -274,52 +243,6 @@ class Model:
         """The model's answer to a conversation, chunk by chunk; errors as for :meth:`chat`."""
         thinks = _thinks(options.get("reasoning_budget"))
         return self.stream(self.chat_tokens(messages, thinks=thinks), constraint=constraint, **options)
-
-    def chat_tokens(
-        self,
-        messages: Messages,
-        *,
-        tools: Sequence[Mapping[str, Any]] | None = None,
-        variables: Mapping[str, Any] | None = None,
-        continued: bool = False,
-        thinks: bool | None = None,
-    ) -> ChatTokens:
-        """The token ids that :meth:`chat` makes from a conversation, to pass to :meth:`generate` and similar methods.
-
-        Only the template produces control tokens: one that is spelled out in a message stays text.
-
-        Args:
-            messages: The conversation. A message may have other keys that the template reads, such as ``tool_calls``,
-                or ``reasoning_content`` for the thought before an answer.
-            tools: Functions the model may call, as JSON schemas, for templates that support tools.
-            variables: What the template may read besides, such as ``enable_thinking``.
-            continued: End with the text of the last message, for the model to continue it.
-            thinks: Whether the model may think before its answer; None: as the template and ``variables`` have it.
-
-        Raises:
-            InvalidInputError: The model has no chat template, or the template refuses the messages.
-        """
-        from bitnet.core.text.prompt import chat_tokens
-
-        several = isinstance(messages, Sequence) and not isinstance(messages, str)
-        if not several or not all(isinstance(message, Mapping) for message in messages):
-            raise InvalidInputError(
-                f"the messages are {brief(messages)}; they must be a list of mappings.",
-                hint='Write [{"role": "user", "content": "…"}].',
-            )
-        if self.chat_template is None:
-            raise InvalidInputError(
-                f"{self.config.name} has no chat template.", hint="Write the prompt yourself and call generate()."
-            )
-        return chat_tokens(
-            self.chat_template,
-            self.tokenizer,
-            messages,
-            tools=tools,
-            variables=variables,
-            continued=continued,
-            thinks=thinks,
-        )
 
     def generate_batch(
         self,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from array import array
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -14,13 +14,9 @@ from ray.serve.exceptions import BackPressureError, RayServeException
 
 from bitnet.core import Chunk, Completion, Load
 from bitnet.core.engine.blocks import prefix_digests
-from bitnet.core.errors import InvalidInputError
 from bitnet.core.hal import DeviceInfo
-from bitnet.core.model.config import ModelConfig
 from bitnet.core.model.file import open_model
-from bitnet.core.text.chat import ChatTemplate
-from bitnet.core.text.prompt import ChatTokens, chat_tokens
-from bitnet.core.text.tokenizer import Tokenizer
+from bitnet.core.model.file_backed import FileBacked
 from bitnet.server.forms.structured import Form
 from bitnet.server.forms.token_rules import TokenRules
 from bitnet.server.models.backend import InThread
@@ -37,7 +33,7 @@ MAX_ATTEMPTS = 3
 """Maximum replicas that a request is sent to, if they end before the client has got a part of its answer."""
 
 
-class RemoteModel:
+class RemoteModel(FileBacked):
     """What endpoints ask about a model, answered from its file and from what its replicas say.
 
     Args:
@@ -46,26 +42,10 @@ class RemoteModel:
     """
 
     def __init__(self, path: Path, facts: Facts, i2s_layout: Any = "official") -> None:
-        self._file = open_model(path, i2s_layout=i2s_layout)
+        super().__init__(open_model(path, i2s_layout=i2s_layout))
         self.facts, self.selection = facts, None
         self.states: Sequence[State] = ()
         self.chat_template  # noqa: B018  # an error in it is one of starting
-
-    @property
-    def config(self) -> ModelConfig:
-        return self._file.config
-
-    @property
-    def tokenizer(self) -> Tokenizer:
-        return self._file.tokenizer
-
-    @property
-    def chat_template(self) -> ChatTemplate | None:
-        return self._file.chat_template
-
-    @property
-    def path(self) -> Path:
-        return self._file.path
 
     @property
     def context(self) -> int:
@@ -84,9 +64,6 @@ class RemoteModel:
     def cache_bytes(self) -> int:
         return sum(state.facts.cache_bytes for state in self.states) or self.facts.cache_bytes
 
-    def check_file(self) -> None:
-        self._file.gguf.check()
-
     def load(self) -> Load:
         """The load of all replicas together."""
         loads = [state.load for state in self.states]
@@ -94,21 +71,6 @@ class RemoteModel:
         sums = {name: sum(getattr(load, name) for load in loads) for name in names}
         lost = tuple(name for load in loads for name in load.lost)
         return Load(**sums, block_size=self.facts.block_size, lost=lost)
-
-    def chat_tokens(
-        self,
-        messages: Sequence[Mapping[str, Any]],
-        *,
-        tools: Sequence[Mapping[str, Any]] | None = None,
-        variables: Mapping[str, Any] | None = None,
-        continued: bool = False,
-        thinks: bool | None = None,
-    ) -> ChatTokens:
-        if self.chat_template is None:
-            hint = "Send a prompt to /v1/completions instead."
-            raise InvalidInputError(f"{self.config.name} has no chat template.", hint=hint)
-        how: dict[str, Any] = {"tools": tools, "variables": variables, "continued": continued, "thinks": thinks}
-        return chat_tokens(self.chat_template, self.tokenizer, messages, **how)
 
     def close(self) -> None:
         """Nothing is held that must be freed."""
