@@ -193,11 +193,6 @@ def test_what_a_signal_ends_goes_on(hub: Hub, bitnet: Bitnet, script_path: str, 
     assert hub.transfers() == [None, "bytes=150000-"]
 
 
-def test_help_does_not_import_the_library() -> None:
-    code = "import sys; from bitnet.core.cli import main; main(['--help']); sys.exit('huggingface_hub' in sys.modules)"
-    assert subprocess.run([sys.executable, "-c", code], check=False, capture_output=True).returncode == 0
-
-
 def test_a_split_model(hub: Hub, bitnet: Bitnet, make_repo: Callable[..., Repo], cache: Path) -> None:
     """All parts are fetched, listed as one, and removed together; one that is missing is fetched again."""
     parts = {f"m-i2_s-0000{i}-of-00003.gguf": os.urandom(1000 + i) for i in (1, 2, 3)}

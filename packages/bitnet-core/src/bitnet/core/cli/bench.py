@@ -25,7 +25,6 @@ from bitnet.core.cli.options import (
     strict_option,
     verbose_option,
 )
-from bitnet.core.gguf.split import model_bytes
 from bitnet.core.support.foreign import label
 from bitnet.core.support.units import scaled, size
 
@@ -192,6 +191,8 @@ def bench(
 
 def _titles(model: Model) -> tuple[str, str]:
     """The model with its size, and the device."""
+    from bitnet.core.gguf.split import model_bytes
+
     device = model.device
     return (
         f"{label(model.config.name)} ({size(model_bytes(model.path))})",

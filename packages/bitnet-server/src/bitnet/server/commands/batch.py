@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from pathlib import Path
 from typing import Any
 
@@ -37,6 +36,8 @@ def batch(**params: Any) -> None:
     The model is that of -m, whatever the rows name. Answers are written as they come; custom_id says whose each is.
     An error is its row's answer, and the others go on.
     """
+    import asyncio
+
     from bitnet.server.batch.rows import Answers, keep_answered, read_rows
     from bitnet.server.batch.run import run_batch
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import math
 from collections.abc import Sequence
 from pathlib import Path
@@ -145,6 +144,8 @@ def bench_serve(**params: Any) -> None:
     bitnet bench-serve --num-prompts 200 --max-concurrency 64 --ignore-eos
     bitnet bench-serve --request-rate 4 --goodput ttft:500,tpot:50
     """
+    import asyncio
+
     from bitnet.server.bench.client import Target, measure
     from bitnet.server.bench.metrics import summary
     from bitnet.server.bench.prompts import Random, read_prompts
