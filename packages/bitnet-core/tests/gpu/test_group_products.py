@@ -12,7 +12,7 @@ import pytest
 from bitnet.core.gpu import Bucket, Buffer, KernelSpec, Launch, TernaryBuffer
 from bitnet.core.gpu.ops.group_products import GroupProducts
 from bitnet.core.hal import TernaryMatmul
-from bitnet.core.hal.check import MAX_K
+from bitnet.core.hal.operands import MAX_K
 
 SHARED = 16 << 10
 """Bytes of work-group memory that Vulkan and WebGPU promise."""

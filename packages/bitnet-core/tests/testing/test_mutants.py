@@ -15,7 +15,8 @@ from bitnet.core.hal import ExecutableStats, MemoryInfo, TernaryData, sampling
 from bitnet.core.hal import check as hal_check
 from bitnet.core.hal import executable as hal_executable
 from bitnet.core.reference import device as reference
-from bitnet.core.reference import ops
+from bitnet.core.reference import ops, recurrent
+from bitnet.core.reference.fields import Fields
 
 Patch = Callable[[pytest.MonkeyPatch], None]
 Array: TypeAlias = Any  # numpy's, unchecked: what these do is wrong on purpose
@@ -23,8 +24,14 @@ Array: TypeAlias = Any  # numpy's, unchecked: what these do is wrong on purpose
 rms_norm, absmax_int8, glu = ops.rms_norm, ops.absmax_int8, ops.glu
 ternary_matmul, dense_matmul, rotate, attention = ops.ternary_matmul, ops.dense_matmul, ops.rotate, ops.attention
 table_rows, table_matmul = ops.table_rows, ops.table_matmul
+causal_conv, delta_gates, delta_rule, hadamard = (
+    recurrent.causal_conv,
+    recurrent.delta_gates,
+    recurrent.delta_rule,
+    recurrent.hadamard,
+)
 choose, gumbel, adjusted = sampling.choose, sampling.gumbel, sampling.adjusted
-Executable, Fields = reference.ReferenceExecutable, reference._Fields
+Executable = reference.ReferenceExecutable
 sequences, positions, load, run_op = Fields.sequences, Fields.positions, Executable._load, Executable._run_op
 
 
@@ -37,12 +44,89 @@ class Mutant:
     apply: Patch
 
 
+def recurrent_op(name: str, broken: Callable[..., Any]) -> Patch:
+    return lambda patch: patch.setattr(recurrent, name, broken)
+
+
 def op(name: str, broken: Callable[..., Any]) -> Patch:
     return lambda patch: patch.setattr(ops, name, broken)
 
 
 def method(owner: type, name: str, broken: Callable[..., Any]) -> Patch:
     return lambda patch: patch.setattr(owner, name, broken)
+
+
+# -- recurrent layers
+
+
+def starts_from_entry_0(self: Fields) -> Any:
+    return [seq._replace(state_from=max(0, seq.state_from)) for seq in sequences(self)]
+
+
+def writes_where_it_reads(self: Fields) -> Any:
+    return [seq._replace(state_to=seq.state_from if seq.state_from >= 0 else seq.state_to) for seq in sequences(self)]
+
+
+def convolves_backwards(x: Array, weight: Array, before: Array) -> Any:
+    return causal_conv(x, weight[:, ::-1], before)
+
+
+def forgets_its_tail(x: Array, weight: Array, before: Array) -> Any:
+    out, after = causal_conv(x, weight, before)
+    return out, after if len(x) >= len(before) else before
+
+
+def decays_late(qkv: Array, gates: Array, state: Array, heads: Any, eps: float) -> Any:
+    h = heads.values
+    decays = np.concatenate([np.zeros((1, h), np.float32), gates[:-1, :h]])
+    return delta_rule(qkv, np.concatenate([decays, gates[:, h:]], axis=1), state, heads, eps)
+
+
+def leaves_q_long(qkv: Array, gates: Array, state: Array, heads: Any, eps: float) -> Any:
+    out, after = delta_rule(qkv, gates, state, heads, eps)
+    return out * np.float32(heads.d_k**0.5), after
+
+
+def takes_the_other_head(qkv: Array, gates: Array, state: Array, heads: Any, eps: float) -> Any:
+    return delta_rule(qkv, gates, state, heads._replace(tiled=not heads.tiled), eps)
+
+
+def ignores_eps(qkv: Array, gates: Array, state: Array, heads: Any, eps: float) -> Any:
+    return delta_rule(qkv, gates, state, heads, 1e-30)
+
+
+def has_no_softplus(y: Array, alpha: Array, beta: Array, bias: Array, rate: Array) -> Any:
+    out = delta_gates(y, alpha, beta, bias, rate)
+    out[:, : len(rate)] = rate * np.maximum(y @ alpha.T + bias, 0)
+    return out
+
+
+def swaps_gates(y: Array, alpha: Array, beta: Array, bias: Array, rate: Array) -> Any:
+    return np.roll(delta_gates(y, alpha, beta, bias, rate), len(rate), axis=1)
+
+
+def sums_only(y: Array, block: int) -> Any:
+    return hadamard(y, block) * np.sqrt(block)
+
+
+def in_bit_reversed_order(y: Array, block: int) -> Any:
+    bits = block.bit_length() - 1
+    order = [int(f"{i:0{bits}b}"[::-1], 2) for i in range(block)]
+    return hadamard(y, block).reshape(len(y), -1, block)[:, :, order].reshape(y.shape)
+
+
+def signs_late(self: Any, y: Array, transform: Any) -> Any:
+    if transform is None:
+        return y
+    return hadamard(y, transform.block) * (1 if transform.signs is None else self._dense[transform.signs])
+
+
+def signs_early(self: Any, rows: Array, transform: Any) -> Any:
+    return hadamard(rows * self._dense[transform.signs], transform.block)
+
+
+def turns_pairs_of_the_other_style(x: Array, cos: Array, sin: Array, style: str) -> Any:
+    return rotate(x, cos, sin, {"neox": "interleaved", "interleaved": "neox"}[style])  # type: ignore[arg-type]
 
 
 # -- norms and quantisation
@@ -525,6 +609,29 @@ MUTANTS = [
         ),
     ),
     Mutant("runs when closed", ("closed", "closing"), method(Executable, "_check_open", lambda self: None)),
+    Mutant(
+        "states start from entry 0", ("causal_conv", "delta_rule"), method(Fields, "sequences", starts_from_entry_0)
+    ),
+    Mutant("states kept in place", ("kept", "causal_conv"), method(Fields, "sequences", writes_where_it_reads)),
+    Mutant("convolution backwards", ("causal_conv",), recurrent_op("causal_conv", convolves_backwards)),
+    Mutant("convolution forgets its tail", ("causal_conv",), recurrent_op("causal_conv", forgets_its_tail)),
+    Mutant(
+        "no silu after the convolution", ("causal_conv",), recurrent_op("silu", lambda x: np.asarray(x, np.float64))
+    ),
+    Mutant("strength before the decay", ("test_delta_rule",), recurrent_op("delta_rule", decays_late)),
+    Mutant("q not scaled", ("test_delta_rule",), recurrent_op("delta_rule", leaves_q_long)),
+    Mutant("heads in the other order", ("test_delta_rule",), recurrent_op("delta_rule", takes_the_other_head)),
+    Mutant("eps outside the root", ("delta_rule_uses_eps",), recurrent_op("delta_rule", ignores_eps)),
+    Mutant("decay not softened", ("delta_gates",), recurrent_op("delta_gates", has_no_softplus)),
+    Mutant("gates swapped", ("delta_gates",), recurrent_op("delta_gates", swaps_gates)),
+    Mutant("transform not normalised", ("norm_rows_of_a_transform",), recurrent_op("hadamard", sums_only)),
+    Mutant("transform in another order", ("norm_quant_of_a",), recurrent_op("hadamard", in_bit_reversed_order)),
+    Mutant("signs after the transform", ("norm_rows_of_a",), method(Executable, "_transformed", signs_late)),
+    Mutant("signs before the inverse", ("undoes",), method(Executable, "_restored", signs_early)),
+    Mutant("heads not put back", ("gated_quant",), recurrent_op("untiled", lambda x, k_heads, head_dim: x)),
+    Mutant("silu where sigmoid is due", ("gated_quant",), recurrent_op("sigmoid", recurrent.silu)),
+    Mutant("pairs of the other style", ("rope_of_a_part",), op("rotate", turns_pairs_of_the_other_style)),
+    Mutant("entries not checked", ("bad_entries",), method(hal_check.StepCheck, "_check_states", checks_nothing)),
     Mutant("executables share a cache", ("two_executables",), one_cache_for_all()),
     Mutant(
         "memory not given back",

@@ -42,7 +42,7 @@ from bitnet.core.hal import (
     Weight,
     run,
 )
-from bitnet.core.hal.check import MAX_K
+from bitnet.core.hal.operands import MAX_K
 from bitnet.core.support import log
 
 _T = TypeVar("_T")

@@ -12,7 +12,7 @@ from bitnet.core.cpu import native
 from bitnet.core.cpu.compact_head import CompactHead
 from bitnet.core.cpu.memory import Arena, aligned, view
 from bitnet.core.cpu.native import OpKind
-from bitnet.core.errors import InvalidInputError, OutOfMemoryError
+from bitnet.core.errors import InvalidInputError, OutOfMemoryError, UnsupportedProgramError
 from bitnet.core.hal import (
     AddBias,
     Attention,
@@ -25,6 +25,7 @@ from bitnet.core.hal import (
     NormRows,
     Op,
     Program,
+    Quantize,
     RopeAppend,
     Sample,
     StepLayout,
@@ -334,6 +335,8 @@ class LoweredProgram:
             data: int = matrix[tensor].data
             return data
 
+        if getattr(op, "transform", None) is not None:
+            raise UnsupportedProgramError("it has no kernel for transforms.", device=self._native.name)
         if isinstance(op, Embed) and op.table in self._ternary:
             return native.Op(
                 OpKind.TABLE_EMBED, table_embed=native.TableEmbedOp(*self._table(op.table), matrix[op.out])
@@ -348,6 +351,8 @@ class LoweredProgram:
         if isinstance(op, TernaryMatmul):
             return self._product(op)
         if isinstance(op, RopeAppend):
+            if self._source.weights[op.cos].shape[1] != op.head_dim // 2:
+                raise UnsupportedProgramError("it has no kernel for partial rotations.", device=self._native.name)
             shape = op.heads, op.kv_heads, op.head_dim, op.style == "interleaved"
             norms = (None if name is None else dense[name] for name in (op.q_norm, op.k_norm))
             tables = dense[op.cos], dense[op.sin]
@@ -379,6 +384,8 @@ class LoweredProgram:
             slots = self._slots if op is self._source.ops[-1] else (None, None)
             sample = native.SampleOp(matrix[op.logits], address(op.out), *slots)
             return native.Op(OpKind.SAMPLE, sample=sample)
+        if not isinstance(op, Quantize):
+            raise UnsupportedProgramError(f"it has no kernel for {type(op).__name__}.", device=self._native.name)
         count = len(self.arrays[op.x])
         quantize = native.QuantizeOp(matrix[op.x], count, 0, matrix[op.codes], address(op.scale))
         return native.Op(OpKind.QUANTIZE, quantize=quantize)

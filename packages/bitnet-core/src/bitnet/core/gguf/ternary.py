@@ -25,7 +25,7 @@ from bitnet.core.gguf.blocks import (
 from bitnet.core.gguf.lookup import check_tiles, lookup_rows
 from bitnet.core.gguf.quants import DECODERS
 from bitnet.core.gguf.types import BLOCKS, I2S_TAIL, GGMLType
-from bitnet.core.hal.check import MAX_K
+from bitnet.core.hal.operands import MAX_K
 from bitnet.core.hal.program import TernaryData
 
 GROUP = 128

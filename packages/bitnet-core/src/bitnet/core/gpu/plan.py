@@ -18,9 +18,13 @@ from bitnet.core.gpu.ops.variants import key
 from bitnet.core.hal import (
     AddBias,
     Attention,
+    CausalConv,
     CenterRows,
+    DeltaGates,
+    DeltaRule,
     DenseMatmul,
     Embed,
+    GatedQuant,
     GluNormQuant,
     NormQuant,
     NormRows,
@@ -48,6 +52,10 @@ _READS: Mapping[type, tuple[str, ...]] = {
     Quantize: ("x",),
     AddBias: ("x",),
     CenterRows: ("x",),
+    CausalConv: ("x",),
+    DeltaGates: ("x",),
+    DeltaRule: ("qkv", "gates"),
+    GatedQuant: ("x", "gate"),
 }
 _WRITES: Mapping[type, tuple[str, ...]] = {
     Embed: ("out",),
@@ -62,6 +70,10 @@ _WRITES: Mapping[type, tuple[str, ...]] = {
     Quantize: ("codes", "scale"),
     AddBias: ("x",),
     CenterRows: ("out",),
+    CausalConv: ("out",),
+    DeltaGates: ("out",),
+    DeltaRule: ("out",),
+    GatedQuant: ("out", "scale"),
 }
 
 

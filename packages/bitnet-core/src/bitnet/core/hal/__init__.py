@@ -11,6 +11,7 @@ from bitnet.core.hal.features import (
     LOOK_AHEAD,
     PENALTIES,
     PREPARES,
+    STATES,
     TERNARY_TABLES,
 )
 from bitnet.core.hal.probe import DeviceInfo, DeviceType, ProbeResult, ProbeStatus
@@ -39,6 +40,7 @@ from bitnet.core.hal.program import (
     TernaryWeight,
     Weight,
 )
+from bitnet.core.hal.recurrent import CausalConv, DeltaGates, DeltaRule, GatedQuant, StateSpec, Transform
 from bitnet.core.hal.step import (
     GREEDY,
     IN_OUTPUT,
@@ -68,14 +70,18 @@ __all__ = [
     "NO_TOKEN",
     "PENALTIES",
     "PREPARES",
+    "STATES",
     "TERNARY_TABLES",
     "AddBias",
     "Adjustment",
     "Attention",
     "Backend",
     "Begun",
+    "CausalConv",
     "CenterRows",
     "CheckedExecutable",
+    "DeltaGates",
+    "DeltaRule",
     "DenseMatmul",
     "DenseWeight",
     "Device",
@@ -84,6 +90,7 @@ __all__ = [
     "Embed",
     "Executable",
     "ExecutableStats",
+    "GatedQuant",
     "GluNormQuant",
     "HeaderWord",
     "KVDtype",
@@ -104,12 +111,14 @@ __all__ = [
     "Sample",
     "SamplingParams",
     "SequenceStep",
+    "StateSpec",
     "Step",
     "StepLayout",
     "TensorSpec",
     "TernaryData",
     "TernaryMatmul",
     "TernaryWeight",
+    "Transform",
     "Weight",
     "run",
 ]

@@ -2,50 +2,40 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from bitnet.core.errors import InvalidInputError, UnsupportedProgramError
-from bitnet.core.hal.features import DETERMINISTIC, KV_I8, TERNARY_TABLES
+from bitnet.core.hal.features import DETERMINISTIC, KV_I8, STATES, TERNARY_TABLES
+from bitnet.core.hal.operands import Lookup, described, operands
 from bitnet.core.hal.probe import DeviceInfo
 from bitnet.core.hal.program import (
     NUMPY_DTYPES,
-    AddBias,
-    Attention,
-    CenterRows,
     DenseMatmul,
     DenseWeight,
-    Dim,
     Embed,
-    GluNormQuant,
-    NormQuant,
-    NormRows,
     Op,
     Program,
     RopeAppend,
     Sample,
-    TensorSpec,
     TernaryData,
-    TernaryMatmul,
     TernaryWeight,
 )
 from bitnet.core.hal.step import MAX_COUNT, HeaderWord, Step
 
 _ADJUST, _LOGPROBS = HeaderWord.ADJUST.value, HeaderWord.LOGPROBS.value
 """Looked up once, because steps are checked thousands of times a second."""
-MAX_K = 131_072
-"""Maximum K, the row length of a ternary matrix: up to it, every partial sum stays within 2²⁴, exact in float32."""
 
 
 def check_features(program: Program, info: DeviceInfo) -> None:
     """Refuse a program that needs a feature the device does not list.
 
     Raises:
-        UnsupportedProgramError: The program is deterministic, its cache is ``i8``, or its embedding or head is ternary,
-            and the device does not list :data:`~bitnet.core.hal.DETERMINISTIC`, :data:`~bitnet.core.hal.KV_I8` or
+        UnsupportedProgramError: The program is deterministic, its cache is ``i8``, it has states, or its embedding or
+            head is ternary, and the device does not list :data:`~bitnet.core.hal.DETERMINISTIC`,
+            :data:`~bitnet.core.hal.KV_I8`, :data:`~bitnet.core.hal.STATES` or
             :data:`~bitnet.core.hal.TERNARY_TABLES`.
     """
     if program.deterministic and DETERMINISTIC not in info.features:
@@ -54,6 +44,9 @@ def check_features(program: Program, info: DeviceInfo) -> None:
     if program.kv is not None and program.kv.dtype == "i8" and KV_I8 not in info.features:
         hint = f"Use kv_dtype f16 (--kv-dtype f16), or a device that 'bitnet devices --json' lists with {KV_I8!r}."
         raise UnsupportedProgramError("it keeps no KV cache in int8.", device=info.name, hint=hint)
+    if program.states and STATES not in info.features:
+        hint = "Use --device cpu, or another backend."
+        raise UnsupportedProgramError("it has no kernels for recurrent layers.", device=info.name, hint=hint)
     if TERNARY_TABLES not in info.features and any(ternary_table(program, op) for op in program.ops):
         what = f"it lacks the feature {TERNARY_TABLES!r}: it supports only float embeddings and heads."
         raise UnsupportedProgramError(what, device=info.name)
@@ -74,12 +67,16 @@ def check_program(program: Program) -> None:
     for name, spec in program.tensors.items():
         if name != spec.name or not spec.shape or any(isinstance(n, int) and n < 1 for n in spec.shape):
             raise InvalidInputError(f"program {program.name!r}: tensor {name!r} is declared as {spec}.")
+    if any(not spec.shape or min(*spec.shape, spec.entries) < 1 for spec in program.states.values()):
+        raise InvalidInputError(f"program {program.name!r}: a state is declared as {dict(program.states)}.")
+    if len({spec.entries for spec in program.states.values()}) > 1:
+        raise InvalidInputError(f"program {program.name!r}: its states have different numbers of entries.")
     for index, op in enumerate(program.ops):
         try:
-            for wanted in _operands(op, _Lookup(program)):
+            for wanted in operands(op, Lookup(program)):
                 have = program.tensors.get(wanted.name)
                 if have != wanted:
-                    raise InvalidInputError(f"needs tensor {_text(wanted)} but finds {_text(have)}.")
+                    raise InvalidInputError(f"needs tensor {described(wanted)} but finds {described(have)}.")
         except InvalidInputError as error:
             where = f"program {program.name!r}, op {index} ({type(op).__name__})"
             raise InvalidInputError(f"{where}: {error.message}") from None
@@ -127,7 +124,7 @@ class StepCheck:
 
     def __init__(self, program: Program) -> None:
         ops, weights = program.ops, program.weights
-        self.limits, self.kv = program.limits, program.kv
+        self.limits, self.kv, self._entries = program.limits, program.kv, program.state_entries
         self.samples = bool(ops) and isinstance(ops[-1], Sample)
         self._vocab = min((weights[op.table].shape[0] for op in ops if isinstance(op, Embed)), default=2**31)
         self._positions = min((weights[op.cos].shape[0] for op in ops if isinstance(op, RopeAppend)), default=2**31)
@@ -139,8 +136,9 @@ class StepCheck:
 
         Raises:
             InvalidInputError: ``count`` is not in 1 … :data:`~bitnet.core.hal.MAX_COUNT`, or the step was made for
-                other limits, names a token, block or position that does not exist, or has not exactly one token and one
-                row per sequence although it runs more than once.
+                other limits, names a token, block, position or state entry that does not exist, has not exactly one
+                token and one row per sequence although it runs more than once, or writes an entry that another sequence
+                reads or writes.
         """
         if step.layout.limits != self.limits:
             raise InvalidInputError(f"the step was made for {step.layout.limits}, but the program has {self.limits}.")
@@ -172,11 +170,27 @@ class StepCheck:
         longest = int(data[at["seq_len"] : at["seq_len"] + s].max()) + passes - 1
         if longest > self._positions:
             raise InvalidInputError(f"the step reaches position {longest - 1}; the last is {self._positions - 1}.")
+        if self._entries:
+            self._check_states(step)
         if self.kv is not None:
             # Entries past a sequence's blocks are 0, which is a valid block.
             table = words[at["block_table"] : at["block_table"] + s * self.limits.max_blocks]
             if table.max() >= self.kv.num_blocks:
                 raise InvalidInputError(f"the step has a block outside the cache, 0 to {self.kv.num_blocks - 1}.")
+
+    def _check_states(self, step: Step) -> None:
+        data, at, s = step.data, step.layout.offsets, step.seqs
+        read, written = (data[at[name] : at[name] + s].tolist() for name in ("state_from", "state_to"))
+        if min(read) < -1 or min(written) < 0 or max(*read, *written) >= self._entries:
+            raise InvalidInputError(
+                f"the step reads the state entries {read} and writes {written}; they must be < {self._entries}."
+            )
+        writers = {entry: i for i, entry in enumerate(written)}
+        if len(writers) < s or any(writers.get(entry, i) != i for i, entry in enumerate(read)):
+            raise InvalidInputError(
+                f"the step reads the state entries {read} and writes {written}; only a sequence itself may read the "
+                "entry that it writes."
+            )
 
 
 class SlotCheck:
@@ -251,146 +265,3 @@ class TensorCheck:
         if not 0 <= rows <= shape[0]:
             raise InvalidInputError(f"tensor {name!r} has {shape[0]} rows, but {rows} were requested.")
         return rows, *shape[1:]
-
-
-class _Lookup:
-    """Looks up a program's operands by name; errors say which operand is missing or of the wrong kind."""
-
-    def __init__(self, program: Program) -> None:
-        self.program = program
-
-    def columns(self, tensor: str) -> int:
-        spec = self.program.tensors.get(tensor)
-        if spec is None or len(spec.shape) != 2 or not isinstance(spec.shape[1], int):
-            raise InvalidInputError(f"needs a matrix {tensor!r} but finds {_text(spec)}.")
-        return spec.shape[1]
-
-    def dense(self, name: str, *shape: int | None, f16: bool = False) -> DenseWeight:
-        weight = self.program.weights.get(name)
-        fits = isinstance(weight, DenseWeight) and len(weight.shape) == len(shape)
-        fits = fits and all(n in (None, have) for n, have in zip(shape, weight.shape, strict=True))  # type: ignore[union-attr]
-        if not isinstance(weight, DenseWeight) or not fits or (weight.dtype != "f32" and not f16):
-            wanted = f"f32{' or f16' if f16 else ''}[{', '.join('any' if n is None else str(n) for n in shape)}]"
-            raise InvalidInputError(f"needs weight {name!r} as {wanted} but finds {_text(weight)}.")
-        return weight
-
-    def table(self, name: str, columns: int | None) -> tuple[int, int]:
-        """The shape of an embedding or head matrix: dense, or ternary with groups."""
-        weight = self.program.weights.get(name)
-        if not isinstance(weight, TernaryWeight):
-            rows, width = self.dense(name, None, columns, f16=True).shape
-            return rows, width
-        if weight.group is None:
-            raise InvalidInputError(
-                f"weight {name!r} has one scale; a ternary embedding or head needs scales of groups."
-            )
-        return self.ternary(name, weight.shape[1] if columns is None else columns).shape
-
-    def ternary(self, name: str, columns: int) -> TernaryWeight:
-        weight = self.program.weights.get(name)
-        if not isinstance(weight, TernaryWeight) or weight.shape[1] != columns:
-            raise InvalidInputError(f"needs ternary weight {name!r} of {columns} columns but finds {_text(weight)}.")
-        group = weight.group
-        if group is not None and group != columns and (group < 32 or group & (group - 1) or columns % group):
-            raise InvalidInputError(
-                f"weight {name!r} has groups of {group} columns of {columns}; a group has all of them, or a power of "
-                "two from 32 on that divides them."
-            )
-        return weight
-
-    def heads(self, op: RopeAppend | Attention) -> None:
-        kv = self.program.kv
-        if kv is None or not 0 <= op.layer < kv.layers or (op.kv_heads, op.head_dim) != (kv.kv_heads, kv.head_dim):
-            raise InvalidInputError(f"does not fit the cache, {kv}: {op}.")
-        if op.heads % op.kv_heads:
-            raise InvalidInputError(f"{op.heads} heads are not a multiple of {op.kv_heads} key/value heads.")
-        _multiple_of_4(op.head_dim, "head_dim")
-
-
-def _operands(op: Op, look: _Lookup) -> Iterator[TensorSpec]:
-    """The activation tensors that ``op`` needs; also checks its weights."""
-    if isinstance(op, Embed):
-        width = look.table(op.table, None)[1]
-        yield TensorSpec(op.out, "f32", ("M", _multiple_of_4(width, "D")))
-    elif isinstance(op, NormQuant | GluNormQuant):
-        if isinstance(op, NormQuant):
-            k = look.columns(op.x)
-            yield TensorSpec(op.x, "f32", ("M", k))
-        else:
-            k = look.columns(op.gate_up) // 2
-            yield TensorSpec(op.gate_up, "f32", ("M", 2 * k))
-        if op.weight is not None:
-            look.dense(op.weight, k)
-        yield TensorSpec(op.out, "i8", ("M", _multiple_of_4(k, "K")))
-        yield TensorSpec(op.scale, "f32", ("M",))
-    elif isinstance(op, TernaryMatmul):
-        k = _multiple_of_4(look.columns(op.x), "K")
-        if k > MAX_K:
-            raise InvalidInputError(f"K is {k}; the limit is {MAX_K}.")
-        weights = [look.ternary(name, k) for name in op.weights]
-        if len(groups := {weight.group for weight in weights}) > 1:
-            raise InvalidInputError(f"its weights have groups of different sizes: {groups}.")
-        n = sum(weight.shape[0] for weight in weights)
-        yield TensorSpec(op.x, "i8", ("M", k))
-        yield TensorSpec(op.scale, "f32", ("M",))
-        yield TensorSpec(op.out, "f32", ("M", n))
-    elif isinstance(op, RopeAppend | Attention):
-        look.heads(op)
-        yield TensorSpec(op.qkv, "f32", ("M", (op.heads + 2 * op.kv_heads) * op.head_dim))
-        if isinstance(op, Attention):
-            yield TensorSpec(op.out, "f32", ("M", op.heads * op.head_dim))
-        else:
-            positions = look.dense(op.cos, None, op.head_dim // 2).shape[0]
-            look.dense(op.sin, positions, op.head_dim // 2)
-            if (op.q_norm is None) != (op.k_norm is None):
-                raise InvalidInputError("either both q_norm and k_norm must be given, or neither.")
-            for norm in (op.q_norm, op.k_norm):
-                if norm is not None:
-                    look.dense(norm, op.head_dim)
-    elif isinstance(op, NormRows):
-        d = look.columns(op.x)
-        look.dense(op.weight, d)
-        yield TensorSpec(op.x, "f32", ("M", _multiple_of_4(d, "D")))
-        yield TensorSpec(op.out, "f32", ("R", d))
-    elif isinstance(op, DenseMatmul):
-        k = _multiple_of_4(look.columns(op.x), "K")
-        n = look.table(op.weight, k)[0]
-        if op.x == op.out:
-            raise InvalidInputError(f"{op.x!r} is both an operand and the result.")
-        yield TensorSpec(op.x, "f32", ("R", k))
-        yield TensorSpec(op.out, "f32", ("R", n))
-    elif isinstance(op, AddBias):
-        n = _multiple_of_4(look.columns(op.x), "N")
-        look.dense(op.bias, n)
-        yield TensorSpec(op.x, "f32", ("M", n))
-    elif isinstance(op, CenterRows):
-        d = _multiple_of_4(look.columns(op.x), "D")
-        if op.x == op.out:
-            raise InvalidInputError(f"{op.x!r} is both the operand and the result.")
-        yield TensorSpec(op.x, "f32", ("M", d))
-        yield TensorSpec(op.out, "f32", ("M", d))
-    elif isinstance(op, Sample):
-        yield TensorSpec(op.logits, "f32", ("R", look.columns(op.logits)))
-        yield TensorSpec(op.out, "i32", ("R",))
-    else:
-        x = look.program.tensors.get(op.x)
-        shape: tuple[Dim, ...] = x.shape if x is not None else ()
-        if len(shape) != 2 or any(isinstance(n, str) for n in shape):
-            raise InvalidInputError(f"needs a matrix {op.x!r} of a fixed shape but finds {_text(x)}.")
-        yield TensorSpec(op.x, "f32", shape)
-        yield TensorSpec(op.codes, "i8", shape)
-        yield TensorSpec(op.scale, "f32", (1,))
-
-
-def _multiple_of_4(n: int, name: str) -> int:
-    if n % 4:
-        raise InvalidInputError(f"{name} is {n}; it must be a multiple of 4.")
-    return n
-
-
-def _text(operand: TensorSpec | DenseWeight | TernaryWeight | None) -> str:
-    if operand is None:
-        return "none"
-    dtype = "ternary" if isinstance(operand, TernaryWeight) else operand.dtype
-    name = f"{operand.name!r} " if isinstance(operand, TensorSpec) else ""
-    return f"{name}{dtype}[{', '.join(str(n) for n in operand.shape)}]"

@@ -20,7 +20,9 @@ PENALTIES = "penalties"
 PREPARES = "prepares"
 """:meth:`Executable.prepare <bitnet.core.hal.Executable.prepare>` saves time: the first step of a size takes longer
 than later ones."""
+STATES = "states"
+"""Programs with states of sequences (:class:`~bitnet.core.hal.StateSpec`), and the operations of recurrent layers."""
 TERNARY_TABLES = "ternary-tables"
 """Programs whose ``Embed`` or ``DenseMatmul`` names a ternary weight with groups."""
 KERNEL_FEATURES = (DETERMINISTIC, KV_I8, LOGPROBS, PENALTIES, TERNARY_TABLES)
-"""The features of a device that has every kernel of ``kernels/README.md``."""
+"""The features of a device that has every kernel of ``kernels/README.md`` but those of recurrent layers."""

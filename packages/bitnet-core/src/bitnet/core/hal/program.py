@@ -8,11 +8,13 @@ logits.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal, NamedTuple, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
+
+from bitnet.core.hal.recurrent import CausalConv, DeltaGates, DeltaRule, GatedQuant, StateSpec, Transform
 
 DType: TypeAlias = Literal["f32", "f16", "i8", "i32"]
 NUMPY_DTYPES: Mapping[str, np.dtype] = {
@@ -78,21 +80,27 @@ Weight: TypeAlias = TernaryWeight | DenseWeight
 @dataclass(frozen=True, slots=True)
 class Embed:
     """``out[m] = table[tokens[m]]`` as f32. The table is dense, or ternary with groups
-    (:data:`~bitnet.core.hal.TERNARY_TABLES`)."""
+    (:data:`~bitnet.core.hal.TERNARY_TABLES`).
+
+    A ``transform`` is undone: the row is transformed in blocks first and then multiplied by the signs.
+    """
 
     table: str
     out: str
+    transform: Transform | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class NormQuant:
-    """RMSNorm of ``x`` (skipped if ``weight`` is None), then per-token absmax int8: ``out`` i8, ``scale`` f32[M]."""
+    """RMSNorm of ``x`` (skipped if ``weight`` is None), the transform if there is one, then per-token absmax int8:
+    ``out`` i8, ``scale`` f32[M]."""
 
     x: str
     weight: str | None
     eps: float
     out: str
     scale: str
+    transform: Transform | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,8 +121,9 @@ class TernaryMatmul:
 class RopeAppend:
     """Rotate q (in place) and k of ``qkv[M, (heads + 2 kv_heads) head_dim]``; store k and v in the cache of ``layer``.
 
-    ``cos`` and ``sin`` name f32 weights ``[max positions, head_dim / 2]``. ``neox`` pairs element ``i`` with ``i +
-    head_dim / 2``, ``interleaved`` pairs ``2i`` with ``2i + 1``. If ``q_norm`` and ``k_norm`` (both or neither) name
+    ``cos`` and ``sin`` name f32 weights ``[max positions, r / 2]``; only the first ``r`` elements of a head are
+    rotated, usually all ``head_dim``. ``neox`` pairs element ``i`` with ``i + r / 2``, ``interleaved`` pairs ``2i``
+    with ``2i + 1``. If ``q_norm`` and ``k_norm`` (both or neither) name
     f32 weights ``[head_dim]``, each head of q and k is normalised first (RMSNorm with ``eps``).
     """
 
@@ -145,7 +154,8 @@ class Attention:
 
 @dataclass(frozen=True, slots=True)
 class GluNormQuant:
-    """``act(gate) · up`` of ``gate_up[M, 2F]``, RMSNorm (skipped if ``weight`` is None), then absmax int8."""
+    """``act(gate) · up`` of ``gate_up[M, 2F]``, RMSNorm (skipped if ``weight`` is None), the transform if there is one,
+    then absmax int8."""
 
     gate_up: str
     weight: str | None
@@ -153,16 +163,18 @@ class GluNormQuant:
     activation: Literal["relu2", "silu"]
     out: str
     scale: str
+    transform: Transform | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class NormRows:
-    """``out[r] = RMSNorm(x[rows[r]])`` f32: the rows that need logits."""
+    """``out[r] = RMSNorm(x[rows[r]])`` f32, transformed if there is a transform: the rows that need logits."""
 
     x: str
     weight: str
     eps: float
     out: str
+    transform: Transform | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -227,6 +239,10 @@ Op: TypeAlias = (
     | Quantize
     | AddBias
     | CenterRows
+    | CausalConv
+    | DeltaGates
+    | DeltaRule
+    | GatedQuant
 )
 
 
@@ -291,6 +307,8 @@ class Program:
         tensors: Every activation the ops name. Each keeps its own memory for the life of the executable.
         weights: Every weight the ops name.
         kv: Shape of the paged KV cache, if an op uses one.
+        states: States of the sequences that the ops name; needs a device that lists
+            :data:`~bitnet.core.hal.STATES`.
         deterministic: A token's results depend, bit for bit, only on its sequence up to that token: not on other rows
             of the step, nor on how steps filled the cache. Needs a device that lists
             :data:`~bitnet.core.hal.DETERMINISTIC`.
@@ -305,3 +323,9 @@ class Program:
     name: str = "program"
     deterministic: bool = False
     again: Callable[[], Mapping[str, Weight]] | None = None
+    states: Mapping[str, StateSpec] = field(default_factory=dict)
+
+    @property
+    def state_entries(self) -> int:
+        """Entries of each state; 0 without states."""
+        return next((spec.entries for spec in self.states.values()), 0)

@@ -118,6 +118,10 @@ class SequenceStep:
         blocks: Cache blocks of the sequence, in order, enough for ``length`` positions.
         rows: Indices into ``tokens`` whose logits are wanted (usually only the last, or none during prefill).
         adjustment: How to adjust its only row; the token chosen there is counted as output in the slot.
+        state_from: Entry of the program's states in which the sequence's states before these tokens are; -1: they are
+            zeros.
+        state_to: Entry that gets its states after these tokens, often the same one. No other sequence of the step
+            reads or writes it.
     """
 
     tokens: Sequence[int] | npt.NDArray[np.int32]
@@ -126,6 +130,8 @@ class SequenceStep:
     rows: Sequence[int] = ()
     sampling: SamplingParams = GREEDY
     adjustment: Adjustment | None = None
+    state_from: int = -1
+    state_to: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,7 +142,7 @@ class StepLayout:
     ``seq_begin[max_seqs + 1]`` (its first token; entry S is M), ``seq_len[max_seqs]`` (cache length after the step),
     ``rows[max_rows]`` (token index of each row), then per row ``temperature``, ``top_k``, ``top_p``, ``min_p`` (floats
     as their bits), ``seed_lo``, ``seed_hi``, ``slot`` (0: none, else its number + 1), ``repetition``, ``presence``,
-    ``frequency``, and ``block_table[max_seqs, max_blocks]``.
+    ``frequency``, and ``block_table[max_seqs, max_blocks]``, ``state_from[max_seqs]``, ``state_to[max_seqs]``.
     """
 
     limits: Limits
@@ -163,6 +169,8 @@ class StepLayout:
             "presence": r,
             "frequency": r,
             "block_table": s * self.limits.max_blocks,
+            "state_from": s,
+            "state_to": s,
         }
         offsets, at = {}, 0
         for name, size in sizes.items():
@@ -250,6 +258,8 @@ class Step:
         put("seq_begin", data, begins)
         put("seq_len", data, [seq.length for seq in sequences])
         put("rows", data, rows)
+        put("state_from", data, [seq.state_from for seq in sequences])
+        put("state_to", data, [seq.state_to for seq in sequences])
         put("temperature", floats, [p.temperature for p in drawn])
         put("top_k", data, [min(p.top_k, 2**31 - 1) for p in drawn])
         put("top_p", floats, [p.top_p for p in drawn])

@@ -14,7 +14,7 @@ from bitnet.core.errors import brief
 from bitnet.core.gguf import GGUFFile
 from bitnet.core.gguf.quants import DECODERS
 from bitnet.core.gguf.split import whole_name
-from bitnet.core.hal.check import MAX_K
+from bitnet.core.hal.operands import MAX_K
 from bitnet.core.model.architectures import (
     ACTIVATIONS,
     BY_GGUF_NAME,

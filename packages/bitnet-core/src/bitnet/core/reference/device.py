@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Mapping
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -17,18 +17,23 @@ from bitnet.core.hal import (
     LOGPROBS,
     NO_TOKEN,
     PENALTIES,
+    STATES,
     TERNARY_TABLES,
     AddBias,
     Attention,
     Begun,
+    CausalConv,
     CenterRows,
     CheckedExecutable,
+    DeltaGates,
+    DeltaRule,
     DenseMatmul,
     DenseWeight,
     DeviceInfo,
     DeviceType,
     Embed,
     ExecutableStats,
+    GatedQuant,
     GluNormQuant,
     HeaderWord,
     MemoryInfo,
@@ -44,11 +49,13 @@ from bitnet.core.hal import (
     TernaryData,
     TernaryMatmul,
     TernaryWeight,
+    Transform,
 )
 from bitnet.core.hal.check import loaded_dense, loaded_ternary
 from bitnet.core.hal.program import NUMPY_DTYPES
 from bitnet.core.hal.sampling import adjusted, choose, logprobs
-from bitnet.core.reference import ops
+from bitnet.core.reference import ops, recurrent
+from bitnet.core.reference.fields import Fields
 
 NUMPY_INFO = DeviceInfo(
     backend="cpu",
@@ -57,7 +64,7 @@ NUMPY_INFO = DeviceInfo(
     description="numpy reference device",
     vendor="numpy",
     type=DeviceType.CPU,
-    features=(PENALTIES, LOGPROBS, TERNARY_TABLES, KV_I8),
+    features=(PENALTIES, LOGPROBS, TERNARY_TABLES, KV_I8, STATES),
     details={"numpy": np.__version__},
 )
 """``cpu:numpy``. Its memory is the host's; the size is not known here."""
@@ -76,6 +83,10 @@ _KERNELS: Mapping[type[Op], str] = {
     Quantize: "quantize_numpy",
     AddBias: "add_bias_numpy",
     CenterRows: "center_rows_numpy",
+    CausalConv: "causal_conv_numpy",
+    DeltaGates: "delta_gates_numpy",
+    DeltaRule: "delta_rule_numpy",
+    GatedQuant: "gated_quant_numpy",
 }
 KERNELS = tuple(_KERNELS.values())
 """The kernel names that a backend opening these devices lists."""
@@ -116,52 +127,6 @@ class ReferenceDevice:
             self._open.remove(executable)
 
 
-_COUNTS = HeaderWord.TOKENS, HeaderWord.SEQS, HeaderWord.ROWS
-
-
-class _Sequence(NamedTuple):
-    """One sequence of a step: its tokens ``begin … end``, the first token's position, and its blocks."""
-
-    begin: int
-    end: int
-    position: int
-    blocks: npt.NDArray[np.int32]
-
-
-class _Fields:
-    """A step buffer unpacked into fields; ``advance`` turns it into the next step."""
-
-    def __init__(self, step: Step) -> None:
-        self.data = step.data.copy()
-        self.at = step.layout.offsets
-        self.max_blocks = step.layout.limits.max_blocks
-        self.tokens, self.seqs, self.rows = (int(self.data[word]) for word in _COUNTS)
-
-    def field(self, name: str, count: int) -> npt.NDArray[np.int32]:
-        words: npt.NDArray[np.int32] = self.data[self.at[name] : self.at[name] + count]
-        return words
-
-    def positions(self) -> npt.NDArray[np.int32]:
-        """Position of each token in its own sequence."""
-        seq = self.field("token_seq", self.tokens)
-        ends = self.field("seq_begin", self.seqs + 1)[1:]
-        positions: npt.NDArray[np.int32] = (self.field("seq_len", self.seqs) - ends)[seq]
-        positions += np.arange(self.tokens, dtype=np.int32)
-        return positions
-
-    def sequences(self) -> list[_Sequence]:
-        bounds, lengths = self.field("seq_begin", self.seqs + 1), self.field("seq_len", self.seqs)
-        table = self.field("block_table", self.seqs * self.max_blocks).reshape(self.seqs, self.max_blocks)
-        return [
-            _Sequence(int(a), int(b), int(length - (b - a)), row)
-            for a, b, length, row in zip(bounds, bounds[1:], lengths, table, strict=False)
-        ]
-
-    def advance(self, tokens: npt.NDArray[np.int32]) -> None:
-        self.field("tokens", self.tokens)[:] = np.maximum(tokens, 0)
-        self.field("seq_len", self.seqs)[:] += 1
-
-
 class ReferenceExecutable(CheckedExecutable):
     """A program on the numpy device. Weights are used as their ``load`` returns them, packed or mapped."""
 
@@ -197,6 +162,8 @@ class ReferenceExecutable(CheckedExecutable):
             cache = (kv.layers, 2, kv.num_blocks, kv.block_size, kv.kv_heads, kv.head_dim)
             self._cache = np.zeros(cache, NUMPY_DTYPES[kv.dtype])
             self._scales = np.zeros(cache[:-1], np.float32) if kv.dtype == "i8" else None
+        states = program.states.items()
+        self._states = {name: np.zeros((spec.entries, *spec.shape), np.float32) for name, spec in states}
         named = [op.weights for op in program.ops if isinstance(op, TernaryMatmul)]
         codes = sum(self._ternary[name].codes.nbytes for names in named for name in names)
         others = [op.weight for op in program.ops if isinstance(op, NormQuant | GluNormQuant | NormRows | DenseMatmul)]
@@ -204,6 +171,7 @@ class ReferenceExecutable(CheckedExecutable):
         self._weight_bytes = codes + sum(self._dense[name].nbytes for name in others if name in self._dense)
         self._weight_bytes += sum(sum(a.nbytes for a in self._ternary[n]) for n in others if n in self._ternary)
         self.used = (0 if kv is None else kv.bytes) + sum(t.nbytes for t in self._tensors.values())
+        self.used += sum(spec.bytes for spec in program.states.values())
         self.used += sum(w.nbytes for w in self._dense.values()) + sum(w.codes.nbytes for w in self._ternary.values())
 
     @property
@@ -217,7 +185,7 @@ class ReferenceExecutable(CheckedExecutable):
         return partial(self._compute, step, count)
 
     def _compute(self, step: Step, count: int) -> Passes:
-        fields, passes = _Fields(step), Passes.room(step, count, samples=self.check_step.samples)
+        fields, passes = Fields(step), Passes.room(step, count, samples=self.check_step.samples)
         tokens, words = passes
         for i in range(count):
             for op in self.program.ops:
@@ -241,18 +209,19 @@ class ReferenceExecutable(CheckedExecutable):
         return np.array(self._tensors[name][: shape[0]])
 
     def on_close(self) -> None:
-        del self._tensors, self._dense, self._ternary, self._cache, self._scales
+        del self._tensors, self._dense, self._ternary, self._cache, self._scales, self._states
         self._device._forget(self)
 
-    def _run_op(self, op: Op, step: _Fields) -> None:
+    def _run_op(self, op: Op, step: Fields) -> None:
         t, w, m, r = self._tensors, self._dense, step.tokens, step.rows
         if isinstance(op, Embed):
             ids = step.field("tokens", m)
             packed = self._ternary.get(op.table)
-            t[op.out][:m] = w[op.table][ids] if packed is None else ops.table_rows(packed, ids, t[op.out].shape[1])
+            rows = w[op.table][ids] if packed is None else ops.table_rows(packed, ids, t[op.out].shape[1])
+            t[op.out][:m] = rows if op.transform is None else self._restored(rows, op.transform)
         elif isinstance(op, NormQuant):
             y = ops.rms_norm(t[op.x][:m], None if op.weight is None else w[op.weight], op.eps)
-            t[op.out][:m], t[op.scale][:m] = ops.absmax_int8(y)
+            t[op.out][:m], t[op.scale][:m] = ops.absmax_int8(self._transformed(y, op.transform))
         elif isinstance(op, TernaryMatmul):
             parts = [self._product(t[op.x][:m], t[op.scale][:m], name) for name in op.weights]
             product = np.concatenate(parts, axis=1)
@@ -264,9 +233,12 @@ class ReferenceExecutable(CheckedExecutable):
         elif isinstance(op, GluNormQuant):
             y = ops.glu(t[op.gate_up][:m], op.activation)
             y = ops.rms_norm(y, None if op.weight is None else w[op.weight], op.eps)
-            t[op.out][:m], t[op.scale][:m] = ops.absmax_int8(y)
+            t[op.out][:m], t[op.scale][:m] = ops.absmax_int8(self._transformed(y, op.transform))
+        elif isinstance(op, GatedQuant):
+            t[op.out][:m], t[op.scale][:m] = ops.absmax_int8(self._transformed(self._gated(op, m), op.transform))
         elif isinstance(op, NormRows):
-            t[op.out][:r] = ops.rms_norm(t[op.x][step.field("rows", r)], w[op.weight], op.eps)
+            y = ops.rms_norm(t[op.x][step.field("rows", r)], w[op.weight], op.eps)
+            t[op.out][:r] = self._transformed(y, op.transform)
         elif isinstance(op, DenseMatmul):
             head, x = self._ternary.get(op.weight), t[op.x][:r]
             t[op.out][:r] = ops.dense_matmul(x, w[op.weight]) if head is None else ops.table_matmul(x, head)
@@ -274,11 +246,46 @@ class ReferenceExecutable(CheckedExecutable):
             t[op.x][:m] += w[op.bias]
         elif isinstance(op, CenterRows):
             t[op.out][:m] = ops.center(t[op.x][:m])
+        elif isinstance(op, DeltaGates):
+            y = ops.rms_norm(t[op.x][:m], w[op.weight], op.eps)
+            t[op.out][:m] = recurrent.delta_gates(y, w[op.alpha], w[op.beta], w[op.bias], w[op.rate])
+        elif isinstance(op, CausalConv | DeltaRule):
+            self._recur(op, step)
         elif isinstance(op, Sample):
             self._sample(op, step)
         elif isinstance(op, Quantize):
             t[op.codes][:], t[op.scale][0] = ops.absmean_ternary(t[op.x])
         self._kernels[_KERNELS[type(op)]] = None
+
+    def _transformed(self, y: ops.F64, transform: Transform | None) -> ops.F64:
+        if transform is None:
+            return y
+        return recurrent.hadamard(y if transform.signs is None else y * self._dense[transform.signs], transform.block)
+
+    def _restored(self, rows: npt.NDArray[Any], transform: Transform) -> ops.F64:
+        """The rows that became these by a transform."""
+        y = recurrent.hadamard(rows, transform.block)
+        return y if transform.signs is None else y * self._dense[transform.signs]
+
+    def _gated(self, op: GatedQuant, m: int) -> ops.F64:
+        x, gate = self._tensors[op.x][:m].astype(np.float64), self._tensors[op.gate][:m]
+        weight = None if op.weight is None else self._dense[op.weight]
+        if weight is not None:
+            x = ops.rms_norm(x.reshape(m, -1, len(weight)), weight, op.eps).reshape(m, -1)
+        y: ops.F64 = x * (recurrent.silu(gate) if op.activation == "silu" else recurrent.sigmoid(gate))
+        return recurrent.untiled(y, op.untile, x.shape[1] if weight is None else len(weight)) if op.untile else y
+
+    def _recur(self, op: CausalConv | DeltaRule, step: Fields) -> None:
+        state, t = self._states[op.state], self._tensors
+        for seq in step.sequences():
+            own = slice(seq.begin, seq.end)
+            before = np.zeros_like(state[0]) if seq.state_from < 0 else state[seq.state_from]
+            if isinstance(op, CausalConv):
+                results = recurrent.causal_conv(t[op.x][own], self._dense[op.weight], before)
+            else:
+                heads = recurrent.Heads(op.k_heads, op.tiled, *state.shape[1:])
+                results = recurrent.delta_rule(t[op.qkv][own], t[op.gates][own], before, heads, op.eps)
+            t[op.out][own], state[seq.state_to] = results
 
     def _product(self, x: ops.I8, scale: ops.F32, name: str) -> ops.F32:
         weight = self.program.weights[name]
@@ -287,7 +294,7 @@ class ReferenceExecutable(CheckedExecutable):
             return ops.ternary_matmul(x, scale, self._ternary[name])
         return ops.group_matmul(x, scale, self._ternary[name], weight.group)
 
-    def _rope_append(self, op: RopeAppend, step: _Fields) -> None:
+    def _rope_append(self, op: RopeAppend, step: Fields) -> None:
         m, heads, groups, d = step.tokens, op.heads, op.kv_heads, op.head_dim
         qkv = self._tensors[op.qkv][:m].reshape(m, heads + 2 * groups, d)
         positions = step.positions()
@@ -296,7 +303,9 @@ class ReferenceExecutable(CheckedExecutable):
         for norm, part in ((op.q_norm, slice(heads)), (op.k_norm, slice(heads, None))):
             if norm is not None:
                 turned[:, part] = ops.rms_norm(turned[:, part], self._dense[norm], op.eps)
-        rotated = ops.rotate(turned, cos, sin, op.style)
+        width = 2 * cos.shape[1]
+        rotated = turned.copy()
+        rotated[..., :width] = ops.rotate(turned[..., :width], cos, sin, op.style)
         qkv[:, :heads] = rotated[:, :heads]
         size = self._cache.shape[3]
         for seq in step.sequences():
@@ -309,7 +318,7 @@ class ReferenceExecutable(CheckedExecutable):
                 else:
                     self._cache[at], self._scales[at] = ops.row_int8(rows)
 
-    def _attention(self, op: Attention, step: _Fields) -> None:
+    def _attention(self, op: Attention, step: Fields) -> None:
         m, groups, d = step.tokens, op.kv_heads, op.head_dim
         qkv = self._tensors[op.qkv][:m].reshape(m, op.heads + 2 * groups, d)
         size = self._cache.shape[3]
@@ -323,7 +332,7 @@ class ReferenceExecutable(CheckedExecutable):
             out = ops.attention(qkv[seq.begin : seq.end, : op.heads], k, v, seq.position)
             self._tensors[op.out][seq.begin : seq.end] = out.reshape(-1, op.heads * d)
 
-    def _sample(self, op: Sample, step: _Fields) -> None:
+    def _sample(self, op: Sample, step: Fields) -> None:
         r, positions = step.rows, step.positions()
         rows = step.field("rows", r)
         temperature, top_p, min_p = (step.field(n, r).view(np.float32) for n in ("temperature", "top_p", "min_p"))

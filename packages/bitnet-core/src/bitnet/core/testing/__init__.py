@@ -13,6 +13,8 @@ pytest.register_assert_rewrite(
             "linear",
             "norms",
             "attention",
+            "recurrent",
+            "transforms",
             "heads",
             "tables",
             "sampling",
@@ -22,7 +24,10 @@ pytest.register_assert_rewrite(
             "answers",
         )
     ),
-    *(f"bitnet.core.testing.{name}" for name in ("lifecycle", "probing", "model", "oracle", "draws", "poison")),
+    *(
+        f"bitnet.core.testing.{name}"
+        for name in ("lifecycle", "probing", "model", "oracle", "oracle_recurrent", "draws", "poison")
+    ),
 )
 
 from bitnet.core.testing.cases import needs  # noqa: E402  (after the rewriting of its modules' asserts)

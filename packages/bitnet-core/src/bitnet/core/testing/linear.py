@@ -18,7 +18,7 @@ from bitnet.core.hal import (
     SequenceStep,
     TernaryMatmul,
 )
-from bitnet.core.hal.check import MAX_K
+from bitnet.core.hal.operands import MAX_K
 from bitnet.core.testing import oracle
 from bitnet.core.testing.base import DeviceTests
 from bitnet.core.testing.cases import Size, log_uniform, over, pick

@@ -40,6 +40,7 @@ def poison_step(step: Step) -> Step:
     at, limits = step.layout.offsets, step.layout.limits
     per_row = ("rows", "temperature", "top_k", "top_p", "min_p", "seed_lo", "seed_hi")
     used = {"tokens": step.tokens, "token_seq": step.tokens, "seq_begin": step.seqs + 1, "seq_len": step.seqs}
+    used |= {"state_from": step.seqs, "state_to": step.seqs}
     used |= dict.fromkeys(per_row, step.rows) | {"block_table": step.seqs * limits.max_blocks}
     used |= dict.fromkeys(_ADJUSTED, step.rows if step.data[HeaderWord.ADJUST] else 0)
     ends = [*list(at.values())[1:], step.layout.words]

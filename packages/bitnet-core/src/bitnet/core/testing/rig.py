@@ -20,6 +20,7 @@ from bitnet.core.hal import (
     Op,
     Program,
     SequenceStep,
+    StateSpec,
     Step,
     StepLayout,
     TensorSpec,
@@ -96,9 +97,10 @@ class Rig:
         *,
         limits: Limits,
         kv: KVSpec | None = None,
+        states: Mapping[str, StateSpec] | None = None,
     ) -> None:
         specs = {t.name: t for t in tensors}
-        self.program = Program(ops, specs, weights or {}, limits, kv, "conformance")
+        self.program = Program(ops, specs, weights or {}, limits, kv, "conformance", states=states or {})
         self.layout = StepLayout(limits)
         self.executable = device.compile(self.program, keep=True)
 

@@ -12,10 +12,12 @@ from bitnet.core.testing.logprobs import LogprobTests
 from bitnet.core.testing.norms import NormTests
 from bitnet.core.testing.penalties import PenaltyTests
 from bitnet.core.testing.probing import ProbeTests
+from bitnet.core.testing.recurrent import RecurrentTests
 from bitnet.core.testing.rowwise import RowwiseTests
 from bitnet.core.testing.sampling import SampleTests
 from bitnet.core.testing.starting import LookAheadTests, StartTests
 from bitnet.core.testing.tables import TableTests
+from bitnet.core.testing.transforms import TransformTests
 from bitnet.core.testing.whole_model import WholeModelTests
 
 
@@ -24,6 +26,8 @@ class ConformanceSuite(
     LinearTests,
     NormTests,
     RowwiseTests,
+    RecurrentTests,
+    TransformTests,
     AttentionTests,
     Int8CacheTests,
     HeadTests,

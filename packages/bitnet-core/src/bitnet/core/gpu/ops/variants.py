@@ -8,7 +8,7 @@ from bitnet.core.gpu.ops.logprobs import logprobs
 from bitnet.core.gpu.ops.rows import RowOps
 from bitnet.core.gpu.ops.scaled import group_product, head_norms, in_groups, norms_heads
 from bitnet.core.gpu.ops.tables import table_launches
-from bitnet.core.hal import Adjustment, Logprobs, Op, Program
+from bitnet.core.hal import Adjustment, Logprobs, Op, Program, RopeAppend
 from bitnet.core.hal.check import ternary_table
 
 
@@ -20,12 +20,24 @@ class NormedRope:
     """Key of a :class:`~bitnet.core.hal.RopeAppend` that first normalises the heads of q and k."""
 
 
+class PartialRope:
+    """Key of a :class:`~bitnet.core.hal.RopeAppend` that rotates only a part of each head."""
+
+
+class Transformed:
+    """Key of an operation with a :class:`~bitnet.core.hal.Transform`."""
+
+
 class TernaryTable:
     """Key of an :class:`~bitnet.core.hal.Embed` or :class:`~bitnet.core.hal.DenseMatmul` with a ternary weight."""
 
 
 def key(program: Program, op: Op) -> type:
     """The key of an operation in a launch table: its type, or one of the classes above."""
+    if getattr(op, "transform", None) is not None:
+        return Transformed
+    if isinstance(op, RopeAppend) and 2 * program.weights[op.cos].shape[1] < op.head_dim:
+        return PartialRope
     if in_groups(program, op):
         return GroupScaledMatmul
     if norms_heads(op):
