@@ -140,7 +140,11 @@ def test_other_forms(demo: Any) -> None:
     assert re.fullmatch(r"[abc]{3}-\d{2}", text(structured_outputs={"regex": r"[abc]{3}-\d{2}"}))
     assert text(structured_outputs={"choice": ["a+b", "c|d"]}) in ("a+b", "c|d")
     assert re.fullmatch("(ab)+!", text(structured_outputs={"grammar": 'start: ("ab")~1..9 "!"'}))
-    assert isinstance(json.loads(text(structured_outputs={"json": {"type": "array", "maxItems": 0}})), list)
+    assert text(structured_outputs={"grammar": 'root ::= ("ab"){2} [c-d]'}) in ("ababc", "ababd")
+    assert text(structured_outputs={"json": '{"type": "array", "maxItems": 0}'}) == "[]"
+    assert text(structured_outputs={"json_object": True, "disable_any_whitespace": True}).startswith("{")
+    assert text(grammar='root ::= "yes" | "no"') in ("yes", "no")
+    assert demo.chat(grammar="", max_tokens=1).status_code == 200
     digit = {"type": "integer", "minimum": 0, "maximum": 9}
     schema: dict[str, Any] = {"type": "object", "properties": {"n": digit}, "required": ["n"]}
     schema["additionalProperties"] = False
@@ -170,7 +174,12 @@ BAD: list[dict[str, Any]] = [
     {"structured_outputs": {"regex": "a"}, "response_format": {"type": "json_object"}},
     {"structured_outputs": {"regex": "a"}, "ignore_eos": True},
     {"guided_regex": "a"},
-    {"grammar": 'root ::= "a"'},
+    {"grammar": 'root ::= "a" foo'},
+    {"grammar": 'root ::= "a"', "json_schema": {"type": "null"}},
+    {"structured_outputs": {"grammar": 'root ::= "a'}},
+    {"structured_outputs": {"json": "{"}},
+    {"structured_outputs": {"json_object": False}},
+    {"structured_outputs": {"structural_tag": "{}"}},
 ]
 
 

@@ -81,7 +81,6 @@ SAMPLERS = {
     "xtc_probability": Refusal(_OTHER_SAMPLERS),
     "adaptive_target": Refusal(_OTHER_SAMPLERS, (-1,)),
     "min_keep": Refusal(_OTHER_SAMPLERS),
-    "samplers": Refusal("samplers are applied in one order: penalties, temperature, top_k, top_p, min_p."),
     "repeat_last_n": Refusal(_NO_CONTINUED_RANGE, (-1,), _PENALTIES),
 }
 """Ways of sampling of llama.cpp and Ollama."""
@@ -101,7 +100,7 @@ EXTENSIONS = {
     "guided_choice": Refusal("use structured_outputs."),
     "guided_decoding_backend": Refusal("use structured_outputs."),
     "guided_whitespace_pattern": Refusal("use structured_outputs."),
-    "grammar": Refusal("GBNF is not supported; use structured_outputs with a Lark grammar."),
+    "grammar_lazy": Refusal("a grammar holds from the answer's first token on."),
     "skip_special_tokens": Refusal("the text of an answer has no special tokens.", (True,), falsy=False),
     "truncate_prompt_tokens": Refusal("shorten the prompt."),
     "prompt_logprobs": Refusal("use /v1/completions with echo and logprobs."),
@@ -129,13 +128,17 @@ _SAMPLING = """
     temperature top_p top_k min_p min_tokens presence_penalty frequency_penalty repetition_penalty repeat_penalty
     logit_bias seed stop stop_token_ids ignore_eos allowed_token_ids bad_words include_stop_str_in_output
 """
-_OPENAI = f"model stream stream_options n x_bitnet_receipt structured_outputs response_format json_schema {_SAMPLING}"
+_OPENAI = f"""
+    model stream stream_options n x_bitnet_receipt structured_outputs response_format json_schema grammar samplers
+    {_SAMPLING}
+"""
 _OPENAI_HARMLESS = f"""
     user metadata store service_tier safety_identifier moderation prompt_cache_key prompt_cache_options
     prompt_cache_retention
     cache_prompt id_slot n_keep n_discard n_cache_reuse timings_per_token return_progress samplers_seq
     reasoning_format reasoning_in_content thinking_forced_open parse_tool_calls sse_ping_interval
-    speculative.n_max speculative.n_min speculative.p_min speculative.type
+    speculative.n_max speculative.n_min speculative.p_min speculative.type backend_sampling
+    grammar_triggers preserved_tokens
     spaces_between_special_tokens priority request_id cache_salt kv_transfer_params vllm_xargs
     {_SAMPLER_DETAILS}
 """

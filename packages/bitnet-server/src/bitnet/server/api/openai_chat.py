@@ -41,7 +41,9 @@ def parse(service: Service, fields: Fields) -> Job:
     wants_logprobs, top = fields.flag("logprobs"), fields.integer("top_logprobs", 0, MAX_TOP_LOGPROBS)
     if top and not wants_logprobs:
         raise wrong("top_logprobs", "needs logprobs to be true.")
-    options = sampling_options(fields, max_tokens=most, logprobs=(top or 0) if wants_logprobs else None)
+    options = sampling_options(
+        fields, service.model.tokenizer, max_tokens=most, logprobs=(top or 0) if wants_logprobs else None
+    )
     options["reasoning_budget"] = service.reasoning_budget(how.thinking)
     tools, template = openai_tools(fields), service.model.chat_template
     return Job(

@@ -48,7 +48,9 @@ def parse(service: Service, fields: Fields) -> Job:
 
     return Job(
         prompts=tokens,
-        options=sampling_options(fields, max_tokens=most, logprobs=logprobs, prompt_logprobs=of_prompt),
+        options=sampling_options(
+            fields, service.model.tokenizer, max_tokens=most, logprobs=logprobs, prompt_logprobs=of_prompt
+        ),
         answer=answer,
         n=n,
         stream=SSE if fields.flag("stream") else None,

@@ -10,18 +10,21 @@ import asyncio
 import json
 import re
 from collections.abc import Awaitable, Callable, Mapping
+from contextlib import suppress
 from typing import Any
 
 from bitnet.core.errors import brief
 from bitnet.core.text.tokenizer import Tokenizer
+from bitnet.server.forms.gbnf import GrammarError, to_lark
 from bitnet.server.forms.matchers import FormError, FormSource, Matcher, Matchers
 from bitnet.server.forms.schema import SchemaError, bounded, prepared
+from bitnet.server.request.bounded_json import parse_text
 from bitnet.server.request.errors import RequestError, unsupported, wrong
 from bitnet.server.request.fields import Fields
 
 Form = tuple[str, Any, str]
-"""Kind (``json``, ``regex``, ``lark``, ``choice`` or ``tools``), source, and the field that contained it. The source of
-``tools`` is a function that makes a Lark grammar."""
+"""Kind (``json``, ``regex``, ``lark``, ``gbnf``, ``choice`` or ``tools``), source, and the field that contained it. The
+source of ``tools`` is a function that makes a Lark grammar."""
 InThread = Callable[[Callable[[], FormSource]], Awaitable[FormSource]]
 
 ANY_OBJECT: Mapping[str, Any] = {"type": "object"}
@@ -77,7 +80,7 @@ def _source(form: Form) -> FormSource:
     """What is compiled.
 
     Raises:
-        RequestError: The form exceeds a limit, or is a schema that cannot be prepared.
+        RequestError: The form exceeds a limit, is a schema that cannot be prepared, or no grammar.
     """
     kind, given, field = form
     try:
@@ -86,8 +89,12 @@ def _source(form: Form) -> FormSource:
         bounded(given)
         if kind == "json":
             return FormSource("json", json.dumps(prepared(given)))
+        if kind == "gbnf":
+            return FormSource("lark", to_lark(given))
     except SchemaError as error:
         raise wrong(field, str(error)) from None
+    except GrammarError as error:
+        raise wrong(field, f"is no grammar in GBNF: {error}") from None
     if kind == "choice":
         return FormSource("regex", "|".join(map(re.escape, given)))
     return FormSource("lark" if kind == "lark" else "regex", given)
@@ -117,35 +124,62 @@ def checked(form: Form | None, fields: Fields) -> Form | None:
 
 
 def openai_form(fields: Fields) -> Form | None:
-    """The form requested by ``response_format`` or vLLM's ``structured_outputs``; None: none.
+    """The form requested by ``response_format``, vLLM's ``structured_outputs``, or llama.cpp's ``json_schema`` or
+    ``grammar``; None: none.
 
     Raises:
-        RequestError: The field is invalid.
+        RequestError: A field is invalid, or several are given.
     """
-    outputs = fields.object("structured_outputs")
-    form = fields.object("response_format")
-    found = None if form is None else format_of(form, form.object("json_schema") or form)
-    if "json_schema" in fields:  # llama.cpp's own
-        if found is not None:
-            raise wrong("json_schema", "and response_format cannot both be given.")
-        found = "json", _schema(fields, "json_schema"), "json_schema"
+    given = fields.object("response_format")
+    found = [
+        None if given is None else format_of(given, given.object("json_schema") or given),
+        ("json", _schema(fields, "json_schema"), "json_schema") if "json_schema" in fields else None,
+        ("gbnf", grammar, "grammar") if (grammar := fields.text("grammar")) else None,
+        _structured_outputs(fields.object("structured_outputs")),
+    ]
+    forms = [form for form in found if form is not None]
+    if len(forms) > 1:
+        first, second = (form[2].partition(".")[0] for form in forms[:2])
+        raise wrong(second, f"and {first} cannot both be given.")
+    return checked(forms[0] if forms else None, fields)
+
+
+OUTPUTS = ("json", "regex", "choice", "grammar", "json_object")
+"""Forms of vLLM's ``structured_outputs``."""
+
+
+def _structured_outputs(outputs: Fields | None) -> Form | None:
     if outputs is None:
-        return checked(found, fields)
-    if found is not None:
-        raise wrong("structured_outputs", f"and {found[2].partition('.')[0]} cannot both be given.")
-    kinds = {"json": "json", "regex": "regex", "grammar": "lark", "choice": "choice"}
-    given = [name for name in outputs.values if name in outputs]
-    if len(given) != 1 or given[0] not in kinds:
-        raise wrong("structured_outputs", f"must have one of {', '.join(kinds)}.")
+        return None
+    outputs.refuse(
+        {
+            "structural_tag": "use grammar.",
+            "whitespace_pattern": "JSON is written without spaces.",
+        }
+    )
+    given = [name for name in OUTPUTS if name in outputs and outputs.values[name] is not False]
+    if len(given) != 1:
+        raise wrong("structured_outputs", f"must have one of {', '.join(OUTPUTS)}.")
     (name,) = given
+    field = outputs.name(name)
+    if name == "json_object":
+        outputs.flag(name)
+        return "json", ANY_OBJECT, field
     if name == "json":
-        return checked(("json", _schema(outputs, "json"), outputs.name(name)), fields)
+        return "json", _schema(outputs, name), field
     if name == "choice":
         choices = outputs.strings(name)
         if not choices:
-            raise wrong(outputs.name(name), "is empty.")
-        return checked(("choice", choices, outputs.name(name)), fields)
-    return checked((kinds[name], outputs.text(name), outputs.name(name)), fields)
+            raise wrong(field, "is empty.")
+        return "choice", choices, field
+    text = outputs.text(name) or ""
+    if name == "regex":
+        return "regex", text, field
+    return ("gbnf" if _DEFINED.search(text) else "lark"), text, field
+
+
+_DEFINED = re.compile(r"^[ \t]*[A-Za-z0-9_-]+\s*::=", re.MULTILINE)
+"""How a rule begins in GBNF, but not in Lark."""
 
 
 def format_of(form: Fields, holder: Fields) -> Form | None:
@@ -172,7 +206,11 @@ def ollama_form(fields: Fields) -> Form | None:
 
 
 def _schema(fields: Fields, name: str) -> Any:
+    """A schema, perhaps as JSON in a string, as vLLM's and llama.cpp's clients may write it."""
     value = fields.values[name]
+    if isinstance(value, str):
+        with suppress(ValueError):
+            value = parse_text(value)
     if not isinstance(value, dict | bool):
         raise wrong(fields.name(name), f"is {brief(value)}; it must be a JSON schema.")
     return value

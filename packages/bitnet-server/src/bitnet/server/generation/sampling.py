@@ -2,38 +2,48 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from bitnet.core.engine import GenerationOptions
-from bitnet.core.errors import InvalidInputError, brief
-from bitnet.server.request.errors import RequestError, wrong
+from bitnet.core.errors import InvalidInputError
+from bitnet.server.generation.logit_bias import logit_bias
+from bitnet.server.generation.samplers import left_out
+from bitnet.server.request.errors import RequestError
 from bitnet.server.request.fields import Fields
 
 if TYPE_CHECKING:
     from bitnet.core.engine.options import OptionArguments
+    from bitnet.core.text.tokenizer import Tokenizer
 
 MAX_STOPS = 16
 MAX_CHOICES = 128
 MAX_SEED = 2**63 - 1
-MAX_DIGITS = 18
-"""Maximum digits of a token id in ``logit_bias``; Python refuses to parse thousands of digits."""
 
-PENALTIES = {"presence_penalty": "presence_penalty", "frequency_penalty": "frequency_penalty"}
+OPENAI_DEFAULTS = {"temperature": 1.0}
 
 
 def sampling_options(
-    fields: Fields, *, max_tokens: int | None, logprobs: int | None = None, prompt_logprobs: int | None = None
+    fields: Fields,
+    tokenizer: Tokenizer,
+    *,
+    max_tokens: int | None,
+    logprobs: int | None = None,
+    prompt_logprobs: int | None = None,
+    defaults: Mapping[str, float] = OPENAI_DEFAULTS,
 ) -> OptionArguments:
-    """The checked options of a request. The default temperature is 1, as in OpenAI's API.
+    """The checked options of a request.
+
+    Args:
+        defaults: Options of sampling that hold where the request says nothing.
 
     Raises:
         RequestError: A field is out of its range.
     """
-    temperature = fields.number("temperature", 0, 100)
+    top_k = fields.integer("top_k", -1)
     found: dict[str, Any] = {
-        "max_tokens": max_tokens,
-        "temperature": 1.0 if temperature is None else temperature,
-        "top_k": max(0, fields.integer("top_k", -1) or 0),  # -1 turns it off in vLLM
+        "temperature": fields.number("temperature", 0, 100),
+        "top_k": None if top_k is None else max(0, top_k),  # -1 turns it off in vLLM
         "top_p": fields.number("top_p", 0, 1),
         "min_p": fields.number("min_p", 0, 1),
         "min_tokens": fields.integer("min_tokens", 0),
@@ -42,7 +52,7 @@ def sampling_options(
         "repetition_penalty": fields.number(
             "repeat_penalty" if "repeat_penalty" in fields else "repetition_penalty", 1e-3, 1e3
         ),
-        "logit_bias": _bias(fields),
+        "logit_bias": logit_bias(fields, tokenizer),
         "seed": _seed(fields),
         "stop": fields.strings("stop", MAX_STOPS) or None,
         "stop_tokens": fields.tokens("stop_token_ids"),
@@ -50,8 +60,8 @@ def sampling_options(
         "logprobs": logprobs,
         "prompt_logprobs": prompt_logprobs,
     }
-    options = {name: value for name, value in found.items() if value is not None or name == "max_tokens"}
-    return checked(options)
+    given = {name: value for name, value in found.items() if value is not None}
+    return checked({"max_tokens": max_tokens, **defaults, **given, **left_out(fields)})
 
 
 def token_limit(fields: Fields, *names: str, default: int | None = None, least: int = 1) -> int | None:
@@ -94,16 +104,3 @@ def _seed(fields: Fields) -> int | None:
     if seed is None or seed == -1:
         return None
     return seed if seed >= 0 else seed + 2**63
-
-
-def _bias(fields: Fields) -> dict[int, float] | None:
-    found = fields.object("logit_bias")
-    if found is None:
-        return None
-    bias = {}
-    for name in found.values:
-        if not name.isascii() or not name.isdigit() or len(name) > MAX_DIGITS:
-            raise wrong(found.name(brief(name)), "is not a token id.")
-        value = found.number(name, -100, 100)
-        bias[int(name)] = 0.0 if value is None else value
-    return bias

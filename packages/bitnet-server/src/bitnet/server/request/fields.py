@@ -95,6 +95,15 @@ class Fields:
         self._short(field, value, max_length)
         return list(self._each(field, value))
 
+    def pairs(self, field: str, first: str, second: str, max_length: int = MAX_LENGTH) -> list[Fields]:
+        """A list of pairs, each as an object with these two members."""
+        value: list[Any] = self._typed(field, list, "a list of pairs") or []
+        self._short(field, value, max_length)
+        for i, pair in enumerate(value):
+            if not isinstance(pair, list) or len(pair) != 2:
+                raise wrong(f"{self.name(field)}[{i}]", f"is {brief(pair)}; it must be a pair: {first} and {second}.")
+        return [Fields({first: a, second: b}, f"{self.name(field)}[{i}]") for i, (a, b) in enumerate(value)]
+
     def _each(self, field: str, values: Sequence[Any]) -> Iterator[Fields]:
         for i, value in enumerate(values):
             name = f"{self.name(field)}[{i}]"
