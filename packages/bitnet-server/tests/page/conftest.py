@@ -127,6 +127,32 @@ class Talk:
         return page.locator(".message.assistant .prose").last.inner_text()
 
     @staticmethod
+    def menu(page: Page, entry: str) -> None:
+        """Chooses an entry of the menu of the conversation that is shown."""
+        page.get_by_role("button", name="Menu of the conversation").click()
+        page.get_by_role("menuitem", name=entry).click()
+
+    @staticmethod
+    def rename(page: Page, name: str) -> None:
+        Talk.menu(page, "Rename")
+        page.get_by_label("Name of the conversation").fill(name)
+        page.keyboard.press("Enter")
+
+    @staticmethod
+    def stored(page: Page) -> list[Any]:
+        """The conversations in IndexedDB, read past the page's own code."""
+        found: list[Any] = page.evaluate(
+            """() => new Promise((resolve) => {
+                const request = indexedDB.open("bitnet");
+                request.onsuccess = () => {
+                    const all = request.result.transaction("conversations").objectStore("conversations").getAll();
+                    all.onsuccess = () => resolve(all.result);
+                };
+            })"""
+        )
+        return found
+
+    @staticmethod
     def sse(*events: object) -> str:
         return "".join(f"data: {json.dumps(event)}\n\n" for event in events) + "data: [DONE]\n\n"
 

@@ -46,8 +46,9 @@ def test_the_oldest_exchanges_are_left_out(page: Page, talk: Any) -> None:
         talk.reply(route, f"Answer {len(asked)}. " + "word " * (context // 8))
 
     page.route(COMPLETIONS, answer)
-    page.get_by_text("System prompt").click()
-    page.get_by_label("What the model is told first").fill("Be brief.")
+    talk.menu(page, "Options")
+    page.get_by_label("System prompt").fill("Be brief.")
+    page.get_by_role("button", name="Done").click()
     whole: list[dict[str, str]] = []
     for turn in range(1, 8):
         whole.append({"role": "user", "content": f"Question {turn}"})
@@ -104,18 +105,9 @@ def test_the_gauge_says_how_full_the_context_is(page: Page, talk: Any) -> None:
     expect(meter).to_have_attribute("aria-valuetext", text)
 
 
-def stored(page: Page) -> list[tuple[str, str, bool]]:
+def stored(talk: Any, page: Page) -> list[tuple[str, str, bool]]:
     """The stored messages of the only conversation: role, text, and whether it is cut off."""
-    found: list[Any] = page.evaluate(
-        """() => new Promise((resolve) => {
-            const request = indexedDB.open("bitnet");
-            request.onsuccess = () => {
-                const all = request.result.transaction("conversations").objectStore("conversations").getAll();
-                all.onsuccess = () => resolve(all.result.flatMap((one) => one.messages));
-            };
-        })"""
-    )
-    return [(message["role"], message["content"], bool(message.get("cut"))) for message in found]
+    return [(m["role"], m["content"], bool(m.get("cut"))) for one in talk.stored(page) for m in one["messages"]]
 
 
 def test_a_server_that_dies_takes_neither_question_nor_answer(
@@ -130,12 +122,12 @@ def test_a_server_that_dies_takes_neither_question_nor_answer(
     expect(page.locator(".message.assistant .prose")).to_contain_text(" ")
     for _ in range(50):
         page.wait_for_timeout(100)
-        if len(stored(page)) == 2:  # kept while it grows
+        if len(stored(talk, page)) == 2:  # kept while it grows
             break
     process.send_signal(signal.SIGKILL)
     expect(page.get_by_role("alert")).to_contain_text("broke off")
     expect(page.get_by_text("This answer was cut off.")).to_be_visible()
-    (question, answer) = stored(page)
+    (question, answer) = stored(talk, page)
     assert question == ("user", "Tell me a story.", False)
     assert answer[0::2] == ("assistant", True)
     assert page.locator(".message.assistant .prose").first.inner_text().split() == answer[1].split()
@@ -151,7 +143,7 @@ def test_a_server_that_dies_takes_neither_question_nor_answer(
     expect(again.get_by_text("This answer was cut off.")).to_have_count(0)
     talk.answered(again)
     expect(again.get_by_role("button", name="Send")).to_be_visible()
-    (_, whole) = stored(again)
+    (_, whole) = stored(talk, again)
     assert whole[1].startswith(answer[1])
     assert len(whole[1]) > len(answer[1])
     assert not whole[2]
@@ -191,10 +183,11 @@ def test_a_reload_in_mid_answer_keeps_what_has_come(page: Page, talk: Any) -> No
     page.get_by_role("button", name="Answer again").click()
     expect(page.locator(".message.assistant .prose")).to_have_text("A new answer")
     talk.answered(page)
-    assert stored(page) == [("user", "Hello", False), ("assistant", "A new answer", False)]
+    assert stored(talk, page) == [("user", "Hello", False), ("assistant", "A new answer", False)]
 
 
-def test_a_whole_answer_is_not_replaced_by_a_part(page: Page, talk: Any) -> None:
+def test_a_part_of_an_answer_stays_beside_the_whole_one(page: Page, talk: Any) -> None:
+    """An answer asked for again breaks off: what came of it is a version, and so is the whole answer before it."""
     page.route(COMPLETIONS, lambda route: talk.reply(route, "The old answer"))
     talk.ask(page, "Hello")
     talk.answered(page)
@@ -202,10 +195,16 @@ def test_a_whole_answer_is_not_replaced_by_a_part(page: Page, talk: Any) -> None
     page.get_by_role("button", name="Answer again").click()
     expect(page.locator(".message.assistant .prose")).to_contain_text("word3")
     page.wait_for_timeout(1500)
-    assert stored(page) == [("user", "Hello", False), ("assistant", "The old answer", False)]
+    page.reload()  # kept while it grows
+    expect(page.get_by_text("This answer was cut off.")).to_be_visible()
+    page.get_by_role("button", name="Earlier version").click()
+    expect(page.locator(".message.assistant .prose")).to_have_text("The old answer")
+    grow(page)
+    page.get_by_role("button", name="Answer again").click()
+    expect(page.locator(".message.assistant .prose")).to_contain_text("word3")
     page.evaluate("window.lose()")
     expect(page.get_by_role("alert")).to_contain_text("broke off")
-    assert stored(page) == [("user", "Hello", False), ("assistant", "The old answer", False)]
+    expect(page.locator(".versions")).to_have_text("3/3")
 
 
 def test_a_stopped_answer_can_be_continued(page: Page, talk: Any) -> None:
@@ -236,7 +235,7 @@ def test_a_stopped_answer_can_be_continued(page: Page, talk: Any) -> None:
     )
     assert "What is the capital of France?" in prompt
     assert prompt.endswith("The capital of France")
-    assert json.dumps(stored(page)[1][1]) == '"The capital of France is Paris."'
+    assert json.dumps(stored(talk, page)[1][1]) == '"The capital of France is Paris."'
 
 
 def test_an_answer_cannot_be_continued_without_the_server(open_page: Callable[..., Page], talk: Any) -> None:
@@ -248,4 +247,4 @@ def test_an_answer_cannot_be_continued_without_the_server(open_page: Callable[..
     page.context.set_offline(True)
     page.get_by_role("button", name="Continue the answer").click()
     expect(page.get_by_role("alert")).to_contain_text("The connection to the server was lost")
-    assert stored(page) == [("user", "Hello", False), ("assistant", "Half", True)]
+    assert stored(talk, page) == [("user", "Hello", False), ("assistant", "Half", True)]

@@ -15,20 +15,6 @@ pytestmark = pytest.mark.nightly(unless_changed=("packages/bitnet-server",))
 STORY = "Tell me a story."
 
 
-def stored(page: Page) -> list[dict[str, Any]]:
-    """What IndexedDB holds, read past the page's own code."""
-    found: list[dict[str, Any]] = page.evaluate(
-        """() => new Promise((resolve) => {
-            const request = indexedDB.open("bitnet");
-            request.onsuccess = () => {
-                const all = request.result.transaction("conversations").objectStore("conversations").getAll();
-                all.onsuccess = () => resolve(all.result);
-            };
-        })"""
-    )
-    return found
-
-
 def test_an_answer_says_how_fast_and_where_it_was_made(page: Page, talk: Any) -> None:
     talk.ask(page, "What is the capital of France?")
     assert talk.answered(page) == "The capital of France is Paris."
@@ -117,7 +103,7 @@ def test_regenerate_and_edit(page: Page, talk: Any) -> None:
     page.keyboard.press("Enter")
     expect(page.locator(".message.assistant .prose")).to_have_text(["Answer 4."])
     assert [m["content"] for m in bodies[3]["messages"]] == ["Three"]
-    (kept,) = stored(page)
+    (kept,) = talk.stored(page)
     assert [m["content"] for m in kept["messages"]] == ["Three", "Answer 4."]
 
 
@@ -134,18 +120,12 @@ def test_conversations_are_kept_renamed_and_deleted(page: Page, talk: Any) -> No
 
     listed.nth(1).click()
     expect(page.locator("h1")).to_have_text("What is the capital of France?")
-    page.get_by_role("button", name="Rename the conversation").click()
-    page.get_by_label("Name of the conversation").fill("Paris")
-    page.keyboard.press("Enter")
+    talk.rename(page, "Paris")
     expect(listed).to_have_text(["Paris", "What is the capital of Italy?"])
 
-    page.get_by_role("button", name="Delete the conversation").click()
-    page.get_by_role("button", name="Keep").click()
-    assert len(stored(page)) == 2
-    page.get_by_role("button", name="Delete the conversation").click()
-    page.get_by_role("dialog").get_by_role("button", name="Delete").click()
+    talk.menu(page, "Delete")
     expect(listed).to_have_text(["What is the capital of Italy?"])
-    assert [one["title"] for one in stored(page)] == ["What is the capital of Italy?"]
+    assert [one["title"] for one in talk.stored(page)] == ["What is the capital of Italy?"]
 
 
 def test_what_is_written_and_not_sent_is_kept(page: Page, talk: Any) -> None:
@@ -166,13 +146,10 @@ def test_what_is_written_and_not_sent_is_kept(page: Page, talk: Any) -> None:
     expect(message).to_have_value("words for France")
     page.reload()
     expect(message).to_have_value("words for France")
-    page.get_by_role("button", name="Delete the conversation").click()
-    page.get_by_role("dialog").get_by_role("button", name="Delete").click()
+    talk.menu(page, "Delete")
     expect(message).to_have_value("words for another")
 
-    page.get_by_role("button", name="Rename the conversation").click()
-    page.get_by_label("Name of the conversation").fill("Named")
-    page.keyboard.press("Enter")
+    talk.rename(page, "Named")
     page.reload()
     expect(page.locator("h1")).to_have_text("Named")
     expect(message).to_have_value("words for another")
@@ -181,15 +158,15 @@ def test_what_is_written_and_not_sent_is_kept(page: Page, talk: Any) -> None:
     assert page.evaluate("Object.keys(sessionStorage).length") == 1
 
 
-def test_a_reload_right_after_a_name_shows_that_conversation(page: Page) -> None:
+def test_a_reload_right_after_a_name_shows_that_conversation(page: Page, talk: Any) -> None:
     """The reload is asked for in the very turn of the event loop in which the name is given."""
-    expect(page.locator(".conversations > li")).not_to_have_count(0)  # the list is read: the database is open
+    expect(page.locator(".conversations > *")).not_to_have_count(0)  # the list is read: the database is open
     for name in ("first", "second", "third"):
         page.get_by_role("link", name="New conversation", exact=True).first.click()
-        page.get_by_role("button", name="Rename the conversation").click()
+        talk.menu(page, "Rename")
         page.get_by_label("Name of the conversation").fill(name)
         with page.expect_event("load"):
-            page.evaluate("document.querySelector('form.rename').requestSubmit(); location.reload();")
+            page.evaluate("document.querySelector('dialog form').requestSubmit(); location.reload();")
         page.wait_for_selector("h1")
         expect(page.locator("h1")).to_have_text(name)
 
@@ -202,11 +179,10 @@ def test_a_conversation_deleted_while_it_is_answered_stays_deleted(page: Page, t
     talk.ask(page, STORY)
     expect(page.get_by_role("button", name="Stop")).to_be_visible()
     expect(page.get_by_role("navigation", name="Conversations").get_by_role("link")).to_have_count(1)
-    page.get_by_role("button", name="Delete the conversation").click()
-    page.get_by_role("dialog").get_by_role("button", name="Delete").click()
+    talk.menu(page, "Delete")
     expect(page.locator("h1")).to_have_text("New conversation")
     expect(page.get_by_role("button", name="Send")).to_be_visible()
-    assert stored(page) == []
+    assert talk.stored(page) == []
 
 
 def test_an_answer_is_kept_until_there_is_a_new_one(open_page: Callable[..., Page], talk: Any) -> None:
@@ -218,13 +194,13 @@ def test_an_answer_is_kept_until_there_is_a_new_one(open_page: Callable[..., Pag
     page.route(COMPLETIONS, lambda route: route.fulfill(status=429, body="{}"))
     page.get_by_role("button", name="Answer again").click()
     expect(page.locator(".problem")).to_be_visible()
-    assert [message["content"] for message in stored(page)[0]["messages"]] == [STORY, "The old answer"]
+    assert [message["content"] for message in talk.stored(page)[0]["messages"]] == [STORY, "The old answer"]
     page.unroute(COMPLETIONS)
     page.route(COMPLETIONS, lambda route: talk.reply(route, "The new answer"))
     page.get_by_role("button", name="Try again").click()
     expect(page.locator(".message.assistant .prose")).to_have_text("The new answer")
     talk.answered(page)
-    assert [message["content"] for message in stored(page)[0]["messages"]] == [STORY, "The new answer"]
+    assert [message["content"] for message in talk.stored(page)[0]["messages"]] == [STORY, "The new answer"]
 
 
 def test_a_browser_that_keeps_nothing_gets_answers(page: Page, talk: Any) -> None:
@@ -369,7 +345,7 @@ def test_an_answer_that_breaks_off_is_not_taken_for_whole(page: Page, ending: st
     expect(page.get_by_role("alert")).to_contain_text("The device was lost." if ending else "broke off")
     expect(page.locator(".message.assistant .prose")).to_have_text("Half of it")
     expect(page.get_by_text("This answer was cut off.")).to_be_visible()
-    (kept,) = stored(page)
+    (kept,) = talk.stored(page)
     assert [(m["role"], m.get("cut")) for m in kept["messages"]] == [("user", None), ("assistant", True)]
 
 
@@ -463,7 +439,7 @@ def test_a_thought_is_folded_and_goes_back_with_the_next_question(
     told = asked[-1]["messages"]
     assert told[1] == {"role": "assistant", "content": "It is 42.", "reasoning_content": THOUGHT}
     page.wait_for_function("() => !document.querySelector('.waiting')")
-    assert stored(page)[0]["messages"][1]["thought"] == THOUGHT
+    assert talk.stored(page)[0]["messages"][1]["thought"] == THOUGHT
     page.reload()
     expect(page.locator(".thought")).to_have_count(2)
 

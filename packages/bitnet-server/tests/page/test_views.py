@@ -8,6 +8,7 @@ import re
 import urllib.request
 from collections.abc import Callable
 from importlib.resources import files
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -88,9 +89,11 @@ def test_axe_finds_nothing_in_a_conversation(
     page.get_by_role("button", name="Edit the message").click()
     assert violations(page) == []
     page.get_by_role("button", name="Cancel").click()
-    page.get_by_role("button", name="Delete the conversation").click()
+    page.get_by_role("button", name="Menu of the conversation").click()
     assert violations(page) == []
-    page.get_by_role("button", name="Keep").click()
+    page.get_by_role("menuitem", name="Options").click()
+    assert violations(page) == []
+    page.get_by_role("button", name="Done").click()
     page.route("**/v1/chat/completions", lambda route: route.abort())
     page.get_by_role("button", name="Answer again").click()
     page.wait_for_selector(".problem")
@@ -205,6 +208,22 @@ def test_a_phone_scrolls_in_one_direction(open_page: Callable[..., Page], view: 
             .filter(([, box]) => box.height < 32 || box.width < 32)"""
     )
     assert small == []
+
+
+@CHANGED
+def test_a_phone_has_one_row_above_the_conversation(open_page: Callable[..., Page], talk: Any) -> None:
+    page = open_page(**PHONE)
+    talk.rename(page, "A conversation with a name that is longer than a phone is wide")
+    page.reload()
+    page.wait_for_selector("h1")
+    row = ["#menu", "h1", "select.model", "[aria-label='Menu of the conversation']", "#top a"]
+    boxes: list[Any] = [page.locator(place).bounding_box() for place in row]
+    assert all(box["y"] >= 0 and box["y"] + box["height"] <= 56 for box in boxes), boxes
+    assert all(left["x"] + left["width"] <= right["x"] + 1 for left, right in pairwise(boxes)), boxes
+    scroller: Any = page.locator(".scroller").bounding_box()
+    dock: Any = page.locator(".dock").bounding_box()
+    assert scroller["y"] <= 56
+    assert dock["y"] + dock["height"] <= 844
 
 
 @CHANGED

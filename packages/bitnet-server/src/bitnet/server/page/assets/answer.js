@@ -91,5 +91,6 @@ export function facts(stats) {
   if (stats.cached) rows.push(["From the cache", `${stats.cached} of ${stats.prompt} prompt tokens cached`]);
   if (stats.finish === "stopped") rows.push(["End", "stopped by you"]);
   if (stats.finish === "length") rows.push(["End", "length limit"]);
+  if (stats.finish === "edited") rows.push(["End", "edited by you"]);
   return rows;
 }

@@ -1,74 +1,42 @@
 // The conversation view.
 
 import { generate } from "./answer.js";
+import { Bar } from "./bar.js";
+import * as branches from "./branches.js";
+import { Composer } from "./composer.js";
 import { fit, said } from "./context.js";
-import { announce, autosize, button, confirm, field, h, refill, relabel } from "./dom.js";
-import * as drafts from "./drafts.js";
-import { markdown } from "./markdown.js";
+import { announce, button, h, refill } from "./dom.js";
 import { Gauge } from "./gauge.js";
 import { AnswerBody, answerMessage, problem, userMessage } from "./message.js";
-import { modelPicker } from "./models.js";
 import { settings } from "./settings.js";
 import * as store from "./store.js";
 
 const NEAR = 80; // pixels from the end that still count as reading the end
 const KEEP_EVERY = 1000; // milliseconds after which what has come of an answer is kept again
 
+const until = (signal) => new Promise((resolve, reject) => signal.addEventListener("abort", () => reject(signal.reason)));
+
 class Chat {
-  constructor(main, conversation, { title, onSaving, onSaved, onDelete }) {
-    Object.assign(this, { main, conversation, onSaving, onSaved, onDelete });
+  constructor(main, conversation, { title, menu, onSaving, onSaved }) {
+    Object.assign(this, { conversation, onSaving, onSaved });
     this.controller = null;
+    this.answering = Promise.resolve(); // until the answer that is made has ended
     this.error = null;
-    this.picker = modelPicker();
+    this.shown = new WeakMap(); // each message's element
     this.gauge = new Gauge();
+    this.bar = new Bar(conversation, title(conversation.title), {
+      menu: () => menu(conversation.id),
+      onChange: () => store.begun(conversation) && this.save(),
+    });
+    this.composer = new Composer(conversation, { onSend: (text) => this.ask(text), onStop: () => this.stop(), beside: this.gauge.element });
     this.list = h("ol", { class: "messages", "aria-label": "Messages" });
     this.scroller = h("div", { class: "scroller", tabindex: "0", role: "region", "aria-label": "Conversation" }, this.list);
-    this.heading = title(conversation.title);
-    main.replaceChildren(h("div", { class: "chat" }, this.header(), this.scroller, this.composer()));
-    this.render();
-    this.toEnd(true);
-  }
-
-  header() {
-    this.system = h("textarea", { rows: 3, value: this.conversation.system });
-    this.system.addEventListener("change", () => {
-      this.conversation.system = this.system.value;
-      if (this.conversation.named || this.conversation.messages.length) this.save();
-    });
-    return h("header", { class: "bar" },
-      this.heading,
-      h("div", { class: "tools" },
-        button("edit", "Rename the conversation", () => this.rename(), { class: "quiet" }),
-        button("trash", "Delete the conversation", () => this.remove(), { class: "quiet" })),
-      this.picker,
-      h("details", { class: "system" }, h("summary", {}, "System prompt"), field("What the model is told first", this.system)));
-  }
-
-  composer() {
-    this.input = h("textarea", { id: "prompt", rows: 1, "aria-label": "Message", placeholder: "Write a message", enterkeyhint: "send", value: drafts.load(this.conversation) });
-    this.input.addEventListener("input", () => drafts.save(this.conversation, this.input.value));
-    this.fit = autosize(this.input);
-    this.send = button("send", "Send", null, { class: "primary round" });
-    this.send.type = "submit";
-    const form = h("form", {
-      class: "composer",
-      onsubmit: (event) => {
-        event.preventDefault();
-        if (this.controller) this.stop();
-        else this.ask(this.input.value.trim());
-      },
-    }, this.input, this.send);
-    this.input.addEventListener("keydown", (event) => {
-      const phone = matchMedia("(pointer: coarse)").matches; // there Enter is a new line: Shift+Enter cannot be typed
-      if (event.key !== "Enter" || event.shiftKey || event.isComposing || phone) return;
-      event.preventDefault();
-      if (!this.controller) form.requestSubmit();
-    });
-    this.main.onkeydown = (event) => {
+    main.replaceChildren(h("div", { class: "chat" }, this.bar.element, this.scroller, this.composer.element));
+    main.onkeydown = (event) => {
       if (event.key === "Escape" && this.controller) this.stop();
     };
-    return h("div", { class: "dock" }, form, h("div", { class: "under" },
-      h("p", { class: "hint keys" }, "Enter sends, Shift + Enter makes a new line, Escape stops."), this.gauge.element));
+    this.render();
+    this.toEnd(true);
   }
 
   welcome() {
@@ -79,21 +47,33 @@ class Chat {
       h("div", { class: "ideas" }, ideas.map((idea) => h("button", { type: "button", onclick: () => this.ask(idea) }, idea))));
   }
 
+  /** The element of a message, made again only when what it offers has changed. */
+  message(message, index, last) {
+    const busy = this.controller !== null;
+    const state = `${index} ${last} ${busy}`;
+    const found = this.shown.get(message);
+    if (found?.state === state) return found.element;
+    const onVersion = busy ? null : (at) => this.choose(index, at);
+    const element = message.role === "user"
+      ? userMessage(message, { onEdit: (text) => this.edit(index, text), onVersion })
+      : answerMessage(message, {
+        onVersion,
+        onEdit: (text) => this.editAnswer(index, text),
+        ...(last && { onRegenerate: () => this.regenerate(), onContinue: (text) => this.resume(text) }),
+      });
+    this.shown.set(message, { state, element });
+    return element;
+  }
+
   render() {
     const { messages, from } = this.conversation;
-    const items = messages.map((message, index) => {
-      const forgotten = from > 0 && index === from && h("li", { class: "forgotten" }, "The context is full: the model no longer sees what is above.");
-      if (message.role === "user") return [forgotten, userMessage(message, (text) => this.edit(index, text))];
-      const last = index === messages.length - 1;
-      const ways = last ? { onRegenerate: () => this.regenerate(), onContinue: () => this.resume() } : {};
-      return answerMessage(message, markdown(message.content), ways);
-    });
+    const items = messages.map((message, index) => [
+      from > 0 && index === from && h("li", { class: "forgotten" }, "The context is full: the model no longer sees what is above."),
+      this.message(message, index, index === messages.length - 1),
+    ]);
     this.gauge.show(messages.findLast(({ role }) => role === "assistant")?.stats);
-    if (this.error) {
-      const { partial } = this.error;
-      const shown = partial && !partial.kept && partial.text && [h("h2", { class: "who" }, partial.stats.model), markdown(partial.text)];
-      items.push(h("li", { class: "message assistant" }, shown, problem(this.error, () => this.again())));
-    } else if (messages.at(-1)?.role === "user" && !this.controller) {
+    if (this.error) items.push(h("li", { class: "message assistant" }, problem(this.error, () => this.again())));
+    else if (messages.at(-1)?.role === "user" && !this.controller) {
       items.push(h("li", { class: "message assistant" }, button("again", "Answer", () => this.answer(), { text: true })));
     }
     refill(this.list, items.length ? items : [this.welcome()]);
@@ -124,85 +104,116 @@ class Chat {
   async ask(text) {
     if (!text || this.controller) return;
     const { conversation } = this;
-    this.input.value = "";
-    drafts.save(conversation, "");
-    this.fit();
-    this.input.focus();
-    if (!conversation.named && !conversation.messages.length) this.entitle(text.split("\n")[0].slice(0, 60));
-    if (conversation.messages.at(-1)?.role === "user") conversation.messages.pop(); // never answered: the new words replace it
-    conversation.messages.push({ role: "user", content: text });
+    const { messages } = conversation;
+    this.composer.clear();
+    this.composer.focus();
+    if (!store.begun(conversation)) this.entitle(text.split("\n")[0].slice(0, 60));
+    const unanswered = messages.at(-1)?.role === "user"; // the new words replace it
+    const versions = unanswered ? branches.setAside(messages, messages.length - 1) : undefined;
+    messages.push({ role: "user", content: text, versions });
     await this.answer();
   }
 
-  async edit(index, text) {
+  /** Ends the answer that is made; what has come of it is in the conversation then. */
+  async halt() {
     this.stop();
-    this.conversation.messages.splice(index, Infinity, { role: "user", content: text });
-    this.input.focus();
+    await this.answering;
+  }
+
+  async edit(index, content) {
+    await this.halt();
+    const { messages } = this.conversation;
+    messages.push({ role: "user", content, versions: branches.setAside(messages, index) });
+    this.composer.focus();
     await this.answer();
   }
 
-  /** Asks again after an error: for the answer that is missing, or in place of the one that is there. */
+  async editAnswer(index, content) {
+    await this.halt();
+    const { messages } = this.conversation;
+    const { stats, thought } = messages[index];
+    messages.push({ role: "assistant", content, thought, stats: { ...stats, finish: "edited" }, versions: branches.setAside(messages, index) });
+    await this.changed();
+  }
+
+  /** Shows another version of a message. */
+  async choose(index, at) {
+    branches.choose(this.conversation.messages, index, at);
+    await this.changed();
+    this.list.querySelectorAll(".message")[index]?.querySelector(".versions button:enabled")?.focus();
+    announce(`Version ${at + 1} of ${branches.count(this.conversation.messages[index])}`);
+  }
+
+  async changed() {
+    this.error = null;
+    if (this.conversation.from >= this.conversation.messages.length) this.conversation.from = 0;
+    this.render();
+    await this.save();
+  }
+
+  /** Asks again after an error: for the answer that is missing, or for another version of the one that is there. */
   again() {
     return this.conversation.messages.at(-1).role === "user" ? this.answer() : this.regenerate();
   }
 
   async regenerate() {
-    const replaced = this.conversation.messages.pop();
-    this.input.focus();
-    await this.answer({ replaced });
+    const { messages } = this.conversation;
+    const before = [...messages];
+    this.composer.focus();
+    await this.answer({ before, versions: branches.setAside(messages, messages.length - 1) });
   }
 
-  /** Goes on with an answer that was stopped or cut off. */
-  async resume() {
-    const replaced = this.conversation.messages.pop();
-    this.input.focus();
-    await this.answer({ replaced, begun: replaced.content });
+  /** Goes on with an answer that was stopped or cut off, or with `text` as its new version. */
+  async resume(text) {
+    const { messages } = this.conversation;
+    if (text && text !== messages.at(-1).content) await this.editAnswer(messages.length - 1, text);
+    const before = [...messages];
+    const { content, thought, versions } = messages.pop();
+    this.composer.focus();
+    await this.answer({ before, versions, begun: content, thought });
   }
 
   stop() {
     this.controller?.abort();
   }
 
-  busy(on) {
-    relabel(this.send, on ? "stop" : "send", on ? "Stop" : "Send");
-    this.scroller.setAttribute("aria-busy", String(on));
+  answer(wanted) {
+    this.answering = this.make(wanted);
+    return this.answering;
   }
 
   /**
-   * Asks for an answer to the conversation as it stands. `replaced` is the answer that makes room for it: it comes back
-   * if there is no new one. With `begun`, its beginning, the answer is continued.
+   * Asks for an answer to the conversation as it stands. Without a word of it the messages are those of `before` again,
+   * if given. `versions` are those of the answer (`branches.js`). With `begun`, its beginning, it is continued.
    */
-  async answer({ replaced = null, begun = "" } = {}) {
+  async make({ before = null, versions, begun = "", thought: thoughtBefore = "" } = {}) {
     const controller = new AbortController();
     const { signal } = controller;
-    this.stop();
+    const { conversation, bar } = this;
     this.controller = controller;
-    this.unkept = null;
     this.error = null;
     this.render();
     const body = new AnswerBody();
     if (begun) body.show(begun);
     const waiting = h("p", { class: "waiting" }, h("span", { class: "dots", "aria-hidden": "true" }, h("i"), h("i"), h("i")), h("span", { class: "visually-hidden" }, "Waiting for the answer"));
-    this.list.append(h("li", { class: "message assistant" }, h("h2", { class: "who" }, this.picker.value), body.element, waiting));
+    this.list.append(h("li", { class: "message assistant" }, h("h2", { class: "who" }, bar.picker.value), body.element, waiting));
     this.busy(true);
     this.toEnd(true);
     announce("The model is answering");
-    const { conversation } = this;
-    // A whole answer is kept until there is a new one; of any other, as much as has come.
-    const keeps = !replaced || replaced.cut || begun;
+    const message = (content, thought, stats, cut) => ({ role: "assistant", content, thought: thought || thoughtBefore, stats, cut, versions });
     let outcome;
     let failed = null;
     try {
-      if (!replaced) await this.save();
-      await this.picker.ready();
+      if (!before) await this.save();
+      await Promise.race([bar.picker.ready(), until(signal)]);
       const sent = await this.sent(begun, signal);
       outcome = await generate({
-        ...sent, begun, model: this.picker.value, settings, signal,
+        ...sent, begun, model: bar.picker.value, settings, signal,
         onText: (text, stats, thought) => {
           waiting.remove();
           this.follow = this.nearEnd();
           body.show(text, stats, thought);
-          if (keeps && text) this.keep({ role: "assistant", content: text, thought, stats, cut: true });
+          if (text) this.keep(message(text, thought, stats, true));
           requestAnimationFrame(() => this.toEnd());
         },
       });
@@ -210,22 +221,20 @@ class Chat {
       failed = error.name === "AbortError" ? null : error;
       outcome = error.partial ?? { text: begun, stats: { finish: "stopped" } };
     }
-    if (this.controller !== controller) return; // edited meanwhile: another answer has begun
     this.controller = null;
     this.unkept = null;
     this.follow = this.nearEnd();
     const { text, thought, stats } = outcome;
     if (text !== begun) {
       body.finish(text, stats, thought);
-      outcome.kept = !failed || keeps;
-      if (outcome.kept) conversation.messages.push({ role: "assistant", content: text, thought: thought || replaced?.thought, stats, cut: Boolean(failed) });
-    } else if (!failed && stats.finish !== "stopped" && !begun) {
-      const why = thought ? "The model thought, and ended before it answered." : "The model ended without a word.";
-      failed = Object.assign(new Error(why), { title: "The answer is empty" });
-    }
-    if (replaced && conversation.messages.at(-1)?.role !== "assistant") {
-      if (begun && !failed && stats.finish === "stop") Object.assign(replaced, { cut: false, stats: { ...replaced.stats, finish: "stop" } }); // nothing was missing
-      conversation.messages.push(replaced);
+      conversation.messages.push(message(text, thought, stats, Boolean(failed)));
+    } else {
+      if (before) conversation.messages = before;
+      if (begun && !failed && stats.finish === "stop") this.complete(); // nothing was missing
+      if (!begun && !failed && stats.finish !== "stopped") {
+        const why = thought ? "The model thought, and ended before it answered." : "The model ended without a word.";
+        failed = Object.assign(new Error(why), { title: "The answer is empty" });
+      }
     }
     this.error = failed;
     this.busy(false);
@@ -236,6 +245,18 @@ class Chat {
     if (!failed) announce(stats.finish === "stopped" ? "Stopped" : "The answer is complete");
   }
 
+  /** Takes the last answer for a whole one. */
+  complete() {
+    const { messages } = this.conversation;
+    const last = messages.pop();
+    messages.push({ ...last, cut: false, stats: { ...last.stats, finish: "stop" } });
+  }
+
+  busy(on) {
+    this.composer.busy(on);
+    this.scroller.setAttribute("aria-busy", String(on));
+  }
+
   /** What of the conversation is sent. Where the server cannot count its tokens, all of it is. */
   async sent(begun, signal) {
     const { conversation } = this;
@@ -243,7 +264,7 @@ class Chat {
     conversation.from = 0;
     let found = {};
     try {
-      found = await fit(conversation, { model: this.picker.value, begun, most: Number(settings.max_tokens), signal });
+      found = await fit(conversation, { model: this.bar.picker.value, begun, most: Number(settings.max_tokens), signal });
     } catch (error) {
       if (begun || error.name === "AbortError") throw error;
     }
@@ -269,56 +290,33 @@ class Chat {
 
   entitle(text) {
     this.conversation.title = text;
-    this.heading.textContent = text;
+    this.bar.heading.textContent = text;
     document.title = `${text} · bitnet`;
   }
 
-  rename() {
-    const input = h("input", { type: "text", "aria-label": "Name of the conversation", value: this.conversation.title, maxlength: "120" });
-    const form = h("form", { class: "rename" }, input, button("check", "Keep the name", () => form.requestSubmit(), { class: "quiet" }));
-    const done = (keep) => {
-      if (!form.isConnected) return;
-      form.replaceWith(this.heading);
-      this.heading.focus();
-      if (!keep || !input.value.trim()) return;
-      drafts.save(this.conversation, ""); // a name makes it a conversation of its own
-      this.conversation.named = true;
-      drafts.save(this.conversation, this.input.value);
-      this.entitle(input.value.trim());
-      this.save();
-    };
-    form.addEventListener("submit", (event) => {
-      event.preventDefault();
-      done(true);
-    });
-    form.addEventListener("keydown", (event) => {
-      if (event.key !== "Escape") return;
-      event.stopPropagation();
-      done(false);
-    });
-    this.heading.replaceWith(form);
-    input.select();
+  rename(name) {
+    this.composer.keepOver(() => (this.conversation.named = true)); // a name makes it a conversation of its own
+    this.entitle(name);
+    this.save();
   }
 
-  async remove() {
-    if (!(await confirm("Delete this conversation?", "It is kept in this browser alone and cannot be brought back.", "Delete"))) return;
-    this.removed = true; // what was begun does not bring it back
+  /** Ends what is made, and keeps nothing any more: the conversation is deleted. */
+  async discard() {
+    this.removed = true;
+    await this.halt();
+  }
+
+  leave() {
+    removeEventListener("pagehide", this.hidden);
     this.stop();
-    drafts.save(this.conversation, "");
-    await store.remove(this.conversation.id);
-    this.onDelete(this.conversation.id);
   }
 }
 
-/** Shows a conversation; returns what ends it. */
+/** Shows a conversation; the result has `rename()`, `discard()`, and `leave()`, which ends it. */
 export function show(main, conversation, options) {
   const chat = new Chat(main, conversation, options);
-  if (matchMedia("(pointer: fine)").matches) chat.input.focus();
-  const hidden = () => chat.keepNow();
-  addEventListener("pagehide", hidden);
-  return () => {
-    removeEventListener("pagehide", hidden);
-    main.onkeydown = null;
-    chat.stop();
-  };
+  if (matchMedia("(pointer: fine)").matches) chat.composer.focus();
+  chat.hidden = () => chat.keepNow();
+  addEventListener("pagehide", chat.hidden);
+  return chat;
 }

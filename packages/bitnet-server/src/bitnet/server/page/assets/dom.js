@@ -95,7 +95,7 @@ let serial = 0;
 export function dialog(title, body, ...actions) {
   const id = `dialog-${++serial}`;
   const before = document.activeElement;
-  const element = h("dialog", { "aria-labelledby": id }, h("h2", { id }, title), body, h("div", { class: "actions" }, actions));
+  const element = h("dialog", { "aria-labelledby": id }, h("h2", { id }, title), body, actions.length > 0 && h("div", { class: "actions" }, actions));
   element.addEventListener("close", () => {
     element.remove();
     if (before?.isConnected) before.focus();
@@ -119,6 +119,35 @@ export function confirm(title, text, yes) {
   });
 }
 
+/** Asks for a line of text: `onAnswer(text)` gets it in the turn of the event loop in which it is given. */
+export function ask(title, label, value, onAnswer) {
+  const input = h("input", { type: "text", value, maxlength: "120" });
+  const answer = (event) => {
+    event.preventDefault();
+    if (input.value.trim()) onAnswer(input.value.trim());
+    element.close();
+  };
+  const element = dialog(title, h("form", { onsubmit: answer }, field(label, input),
+    h("div", { class: "actions" }, h("button", { type: "button", onclick: () => element.close() }, "Cancel"), h("button", { type: "submit", class: "primary" }, "Keep"))));
+  input.select();
+}
+
+const TOAST = 20_000; // milliseconds; longer while the pointer or the focus is on it
+
+/** Says what was done, with a button that takes it back. */
+export function undoable(text, undo) {
+  const place = document.getElementById("toast");
+  const hide = () => place.replaceChildren();
+  let timer;
+  const wait = () => (timer = setTimeout(() => element.isConnected && hide(), TOAST));
+  const element = h("div", { onpointerenter: () => clearTimeout(timer), onfocusin: () => clearTimeout(timer), onpointerleave: wait, onfocusout: wait },
+    h("span", {}, text),
+    h("button", { type: "button", onclick: () => { hide(); undo(); } }, "Undo"),
+    button("close", "Close this message", hide, { class: "quiet" }));
+  place.replaceChildren(element);
+  wait();
+}
+
 /** A labelled form field. `hint` is read after the label. */
 export function field(label, input, hint) {
   const id = input.id || `field-${++serial}`;
@@ -127,8 +156,9 @@ export function field(label, input, hint) {
   return h("div", { class: "field" }, h("label", { for: id }, label), input, hint && h("p", { class: "hint", id: `${id}-hint` }, hint));
 }
 
-/** Makes a text area as high as its text. */
+/** Makes a text area as high as its text, where the browser does not (`field-sizing`); returns what does so at once. */
 export function autosize(area) {
+  if (CSS.supports("field-sizing", "content")) return () => {};
   const fit = () => {
     area.style.height = "auto";
     area.style.height = `${area.scrollHeight + 2}px`;

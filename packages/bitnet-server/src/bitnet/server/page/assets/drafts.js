@@ -1,9 +1,11 @@
 // What is written and not sent yet, by conversation. It lasts as long as the tab (sessionStorage), where the browser lends storage.
 
+import { begun } from "./store.js";
+
 const PREFIX = "bitnet.draft.";
 
 /** All conversations that are not saved yet share one draft: a reload begins another of them. */
-const name = ({ id, named, messages }) => PREFIX + (named || messages.length ? id : "new");
+const name = (conversation) => PREFIX + (begun(conversation) ? conversation.id : "new");
 
 export function load(conversation) {
   try {
@@ -22,10 +24,23 @@ export function save(conversation, text) {
   }
 }
 
-export function clear() {
+/** All drafts, as `[name, text]`. */
+export function all() {
   try {
-    for (const key of Object.keys(sessionStorage)) if (key.startsWith(PREFIX)) sessionStorage.removeItem(key);
+    return Object.entries(sessionStorage).filter(([key]) => key.startsWith(PREFIX));
   } catch {
-    // there is nothing to clear
+    return [];
   }
+}
+
+export function restore(drafts) {
+  try {
+    for (const [key, text] of drafts) sessionStorage.setItem(key, text);
+  } catch {
+    // without storage there is nothing to go back to
+  }
+}
+
+export function clear() {
+  for (const [key] of all()) sessionStorage.removeItem(key);
 }

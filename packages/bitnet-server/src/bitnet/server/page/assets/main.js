@@ -4,7 +4,8 @@ import { getJSON } from "./api.js";
 import * as chat from "./chat.js";
 import * as compare from "./compare.js";
 import * as devices from "./devices.js";
-import { announce, h } from "./dom.js";
+import { h } from "./dom.js";
+import { Manager } from "./manage.js";
 import * as metrics from "./metrics.js";
 import { refresh } from "./models.js";
 import * as preferences from "./settings.js";
@@ -16,11 +17,13 @@ const HEALTH_EVERY = 20_000;
 
 const main = document.getElementById("main");
 const notice = document.getElementById("notice");
-const sidebar = new Sidebar(document.getElementById("sidebar"), document.getElementById("menu"), [main, document.getElementById("top"), notice]);
+const manager = new Manager({ shown: () => shown, listed: () => sidebar.list() });
+const sidebar = new Sidebar(document.getElementById("sidebar"), document.getElementById("menu"), [main, document.getElementById("top"), notice],
+  (id) => manager.menu(id));
 
 let leave = null;
 let turn = 0; // counts the views that were asked for
-let current = null; // the conversation that is shown
+let shown = null; // the view of a conversation
 
 /** A view's heading, which gets the focus when the view is entered. */
 function title(text) {
@@ -28,7 +31,7 @@ function title(text) {
   return h("h1", { tabindex: "-1" }, text);
 }
 
-async function conversation(id) {
+async function converse(id) {
   const mine = turn;
   let address = location.hash;
   const found = id ? await store.load(id) : null;
@@ -37,38 +40,35 @@ async function conversation(id) {
     location.replace("#/");
     return;
   }
-  current = found ?? store.fresh(preferences.settings.system);
-  leave = chat.show(main, current, {
+  const conversation = found ?? store.fresh(preferences.settings.system);
+  const view = chat.show(main, conversation, {
     title,
+    menu: (here) => manager.menu(here),
     onSaving: (saving) => {
       // Before the save ends: a reload until then would show a new conversation.
-      if (saving !== current || location.hash !== address) return; // a link was followed; its event is yet to come
+      if (view !== shown || location.hash !== address) return; // a link was followed; its event is yet to come
       address = `#/chat/${saving.id}`;
       history.replaceState(null, "", address);
     },
-    onSaved: (saved) => {
-      if (saved === current) sidebar.here(saved.id);
-    },
-    onDelete: () => {
-      announce("The conversation is deleted");
-      location.hash = "#/";
-    },
+    onSaved: (saved) => (view === shown ? sidebar.here(saved.id) : sidebar.list()),
   });
-  sidebar.here(current.id);
+  shown = view;
+  leave = () => view.leave();
+  sidebar.here(conversation.id);
 }
 
 async function route(first = false) {
   const mine = ++turn;
   leave?.();
   leave = null;
-  current = null;
+  shown = null;
   const [view, id] = location.hash.replace(/^#\//, "").split("/");
   const begun = location.hash;
   if (VIEWS[view]) {
-    leave = VIEWS[view].show(main, { title, onCleared: () => sidebar.here(view), onKey: refresh }) ?? null;
+    leave = VIEWS[view].show(main, { title, manager, onKey: refresh }) ?? null;
     sidebar.here(view);
   } else {
-    await conversation(view === "chat" ? id : "");
+    await converse(view === "chat" ? id : "");
     if (mine !== turn || begun !== location.hash) return;
   }
   if (!first && document.activeElement?.tagName !== "TEXTAREA") main.querySelector("h1")?.focus();

@@ -1,8 +1,9 @@
 // One message of a conversation, with what can be done with it.
 
 import { facts, seconds } from "./answer.js";
+import * as branches from "./branches.js";
 import { announce, autosize, button, copyButton, dialog, download, h, icon } from "./dom.js";
-import { Growing } from "./markdown.js";
+import { Growing, markdown } from "./markdown.js";
 
 /** The list of an answer's facts: speed, device and so on. */
 export const factsList = (stats) =>
@@ -77,57 +78,99 @@ export class AnswerBody {
   }
 }
 
-/** A message of the user; `onEdit(text)` sends it anew. */
-export function userMessage(message, onEdit) {
-  const body = h("div", { class: "bubble" }, message.content);
-  const element = h("li", { class: "message user" }, h("h2", { class: "visually-hidden" }, "You"), body);
-  const tools = h("div", { class: "tools" },
-    copyButton("Copy the message", () => message.content),
-    onEdit && button("edit", "Edit the message", edit, { class: "quiet" }));
-  function edit() {
-    const area = h("textarea", { "aria-label": "Edit the message", "aria-describedby": "edit-hint", value: message.content });
-    const cancel = () => {
-      form.replaceWith(body);
-      tools.hidden = false;
-      tools.querySelector(":scope > :last-child").focus();
-    };
-    const form = h("form", {
-      class: "edit",
-      onsubmit: (event) => {
+/** Goes through the versions of a message: `onVersion(at)` shows another; without it one only sees which is shown. */
+function versions(message, onVersion) {
+  const count = branches.count(message);
+  const at = branches.place(message);
+  if (count < 2) return null;
+  const step = (name, label, to) => button(name, label, () => onVersion(to), { class: "quiet", disabled: !onVersion || to < 0 || to >= count });
+  return h("div", { class: "versions", role: "group", "aria-label": "Versions" },
+    step("left", "Earlier version", at - 1), h("span", {}, `${at + 1}/${count}`), step("right", "Later version", at + 1));
+}
+
+/** A message's text as a form in its `place`. `ways` are the buttons that end it: `[label, act(text)]`, the last by Enter, too, with `enter`. */
+function edit(place, tools, { label, hint, text, ways, enter }) {
+  const area = h("textarea", { "aria-label": label, "aria-describedby": "edit-hint", value: text });
+  const [body] = place.children;
+  const cancel = () => {
+    place.replaceChildren(body);
+    tools.hidden = false;
+    tools.querySelector(`[aria-label="${label}"]`).focus();
+  };
+  const finish = (act) => area.value.trim() && act(area.value.trim());
+  const [, main] = ways.at(-1);
+  const form = h("form", {
+    class: "edit",
+    onsubmit: (event) => {
+      event.preventDefault();
+      finish(main);
+    },
+    onkeydown: (event) => {
+      if (event.key === "Escape") cancel();
+      else if (event.key === "Enter" && (event.ctrlKey || (enter && !event.shiftKey)) && !event.isComposing) {
         event.preventDefault();
-        if (area.value.trim()) onEdit(area.value.trim());
-      },
-      onkeydown: (event) => {
-        if (event.key === "Escape") cancel();
-        else if (event.key === "Enter" && !event.shiftKey && !event.isComposing) {
-          event.preventDefault();
-          form.requestSubmit();
-        }
-      },
-    }, area, h("p", { class: "hint", id: "edit-hint" }, "What follows this message is answered anew."),
-      h("div", { class: "actions" }, h("button", { type: "button", onclick: cancel }, "Cancel"), h("button", { type: "submit", class: "primary" }, "Send")));
-    body.replaceWith(form);
-    tools.hidden = true;
-    autosize(area);
-    area.focus();
-  }
-  element.append(tools);
+        form.requestSubmit();
+      } else return;
+      event.stopPropagation();
+    },
+  }, area, h("p", { class: "hint", id: "edit-hint" }, hint),
+    h("div", { class: "actions" }, h("button", { type: "button", onclick: cancel }, "Cancel"),
+      ways.map(([name, act], nth) => (nth === ways.length - 1
+        ? h("button", { type: "submit", class: "primary" }, name)
+        : h("button", { type: "button", onclick: () => finish(act) }, name)))));
+  place.replaceChildren(form);
+  tools.hidden = true;
+  autosize(area);
+  area.focus();
+}
+
+/** A message of the user; `onEdit(text)` sends it anew, `onVersion(at)` shows another version. */
+export function userMessage(message, { onEdit, onVersion }) {
+  const place = h("div", { class: "place" }, h("div", { class: "bubble" }, message.content));
+  const label = "Edit the message";
+  const hint = "What follows this message is answered anew. The message as it was stays as another version.";
+  const tools = h("div", { class: "tools" },
+    versions(message, onVersion),
+    copyButton("Copy the message", () => message.content),
+    button("edit", label, () => edit(place, tools, { label, hint, text: message.content, ways: [["Send", onEdit]], enter: true }), { class: "quiet" }));
+  return h("li", { class: "message user" }, h("h2", { class: "visually-hidden" }, "You"), place, tools);
+}
+
+/** A button that shows an answer's text as the model wrote it, and as it is meant. */
+function rawButton(message, place) {
+  const [body] = place.children;
+  const raw = h("pre", { class: "raw", tabindex: "0", role: "region", "aria-label": "The answer as written" }, message.content);
+  const element = button("raw", "Show the answer as written", () => {
+    const on = body.isConnected;
+    place.replaceChildren(on ? raw : body);
+    element.setAttribute("aria-pressed", String(on));
+  }, { class: "quiet", "aria-pressed": "false" });
   return element;
 }
 
-/** An answer; the last one can be made anew (`onRegenerate`), and continued (`onContinue`) unless the model ended it. */
-export function answerMessage(message, body, { onRegenerate, onContinue } = {}) {
+/**
+ * An answer. `onEdit(text)` keeps it with another text and `onVersion(at)` shows another version; the last one can be
+ * made anew (`onRegenerate`), and continued (`onContinue`) unless the model ended it.
+ */
+export function answerMessage(message, { onRegenerate, onContinue, onEdit, onVersion }) {
   const { stats = {} } = message;
-  const ended = !message.cut && stats.finish !== "stopped" && stats.finish !== "length";
+  const ended = !message.cut && !["stopped", "length", "edited"].includes(stats.finish);
+  const place = h("div", { class: "place" }, markdown(message.content));
+  const label = "Edit the answer";
+  const ways = [onContinue && ["Keep and continue", (text) => onContinue(text)], ["Keep", onEdit]].filter(Boolean);
+  const hint = "The conversation goes on from the answer as you keep it. The answer as it was, and what followed it, stay as another version.";
+  const tools = h("div", { class: "tools" },
+    versions(message, onVersion),
+    onContinue && !ended && button("continue", "Continue the answer", () => onContinue(), { text: true }),
+    copyButton("Copy the answer", () => message.content),
+    onRegenerate && button("again", "Answer again", onRegenerate, { class: "quiet" }),
+    button("edit", label, () => edit(place, tools, { label, hint, text: message.content, ways }), { class: "quiet" }),
+    rawButton(message, place),
+    stats.receipt && button("receipt", "Show the receipt", () => showReceipt(stats.receipt), { class: "quiet" }));
   return h("li", { class: "message assistant" },
     h("h2", { class: "who" }, stats.model || "Answer"),
     message.thought && thoughtFold(thoughtFor(stats), message.thought),
-    body,
+    place,
     message.cut && h("p", { class: "cut" }, icon("warning"), "This answer was cut off."),
-    h("div", { class: "below" }, factsList(stats),
-      h("div", { class: "tools" },
-        onContinue && !ended && button("continue", "Continue the answer", onContinue, { text: true }),
-        copyButton("Copy the answer", () => message.content),
-        onRegenerate && button("again", "Answer again", onRegenerate, { class: "quiet" }),
-        stats.receipt && button("receipt", "Show the receipt", () => showReceipt(stats.receipt), { class: "quiet" }))));
+    h("div", { class: "below" }, factsList(stats), tools));
 }

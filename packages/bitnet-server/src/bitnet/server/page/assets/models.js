@@ -2,7 +2,6 @@
 
 import { models } from "./api.js";
 import { h, refill } from "./dom.js";
-import { change, settings } from "./settings.js";
 
 let found = [];
 let asked = null;
@@ -27,13 +26,12 @@ function fill(select, wanted) {
   select.disabled = ids.length === 0;
 }
 
-/** A list of the models; the one for conversations remembers its choice. */
-export function modelPicker({ label = "Model", nth = null } = {}) {
-  const select = h("select", { "aria-label": label, class: "model" });
-  if (nth === null) select.addEventListener("change", () => change({ model: select.value }));
-  const wanted = () => select.value || (nth === null ? settings.model : (found[nth]?.id ?? found[0]?.id));
-  fill(select, wanted());
-  select.ready = () => known().then(() => fill(select, wanted()));
+/** A list of the models. `wanted()` is the one to choose first, `nth` its place where it is not there; `onChange(id)` gets another choice. */
+export function modelPicker({ label = "Model", wanted = () => "", nth = 0, onChange = () => {} } = {}) {
+  const select = h("select", { "aria-label": label, class: "model", onchange: () => onChange(select.value) });
+  const first = () => select.value || wanted() || (found[nth] ?? found[0])?.id;
+  fill(select, first());
+  select.ready = () => known().then(() => fill(select, first()));
   select.ready();
   return select;
 }

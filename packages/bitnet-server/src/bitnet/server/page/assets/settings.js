@@ -1,9 +1,7 @@
 // What the user has chosen: kept in this browser. The API key lasts as long as the tab (sessionStorage).
 
 import { apiKey, setApiKey } from "./api.js";
-import { announce, button, confirm, field, h } from "./dom.js";
-import * as drafts from "./drafts.js";
-import * as store from "./store.js";
+import { announce, button, field, h } from "./dom.js";
 
 const NAME = "bitnet.settings";
 const DEFAULTS = {
@@ -79,7 +77,7 @@ function reset(render) {
 }
 
 /** The settings view. */
-export function show(main, { title, onCleared, onKey }) {
+export function show(main, { title, manager, onKey }) {
   const key = h("input", { type: "password", autocomplete: "off", spellcheck: "false", value: apiKey(), onchange: () => keepKey() });
   const keepKey = () => {
     setApiKey(key.value.trim());
@@ -88,13 +86,6 @@ export function show(main, { title, onCleared, onKey }) {
   const system = h("textarea", { rows: 3, value: settings.system, onchange: () => change({ system: system.value }) });
   const stop = h("textarea", { rows: 2, value: settings.stop, onchange: () => change({ stop: stop.value }) });
   const receipts = h("input", { type: "checkbox", checked: settings.receipts, onchange: () => change({ receipts: receipts.checked }) });
-  const forget = button("trash", "Delete all conversations", async () => {
-    if (!(await confirm("Delete all conversations?", "They are kept in this browser alone and cannot be brought back.", "Delete all"))) return;
-    await store.clear();
-    drafts.clear();
-    onCleared();
-    announce("All conversations are deleted");
-  }, { text: true, class: "danger" });
   main.replaceChildren(
     h("div", { class: "sheet" },
       title("Settings"),
@@ -106,9 +97,9 @@ export function show(main, { title, onCleared, onKey }) {
         h("div", { class: "grid" }, NUMBERS.map(number)),
         field("Stop at", stop, "One text a line; the answer ends before it"),
         h("div", { class: "field check" }, h("label", {}, receipts, h("span", {}, "Ask for a receipt with each answer"))),
-        reset(() => show(main, { title, onCleared, onKey }))),
+        reset(() => show(main, { title, manager, onKey }))),
       h("section", { "aria-labelledby": "s-data" }, h("h2", { id: "s-data" }, "Conversations"),
-        h("p", { class: "hint" }, "They are kept in this browser, and sent to the server only to be answered."), forget),
+        h("p", { class: "hint" }, "They are kept in this browser, and sent to the server only to be answered."), manager.panel()),
     ),
   );
 }

@@ -4,6 +4,7 @@
 const NAME = "bitnet";
 const STORE = "conversations";
 const memory = new Map();
+const channel = new BroadcastChannel(NAME); // tells the other tabs of a change
 
 const promised = (request) =>
   new Promise((resolve, reject) => {
@@ -49,33 +50,59 @@ async function write(change) {
   return true;
 }
 
-/** Whether conversations outlast the page. */
-export const lasting = async () => (await open()) !== null;
-
 /** All conversations, the latest first. */
 export async function all() {
   const found = (await read((store) => store.getAll())) ?? [...memory.values()].map((one) => structuredClone(one));
   return found.sort((a, b) => b.updated - a.updated);
 }
 
+let index = null; // {id, title, updated} by id: reading all messages for each list would be slow
+
+/** `{id, title, updated}` of each conversation, the latest first. */
+export async function list() {
+  index ??= new Map((await all()).map(({ id, title, updated }) => [id, { id, title, updated }]));
+  return [...index.values()].sort((a, b) => b.updated - a.updated);
+}
+
+/** Calls `listener` when another tab has changed a conversation. */
+export const onOtherTab = (listener) =>
+  channel.addEventListener("message", () => {
+    index = null;
+    listener();
+  });
+
 export async function load(id) {
   return (await read((store) => store.get(id))) ?? structuredClone(memory.get(id)) ?? null;
 }
 
-export async function save(conversation) {
-  if (!(await write((store) => store.put(conversation)))) memory.set(conversation.id, structuredClone(conversation));
+export const save = (conversation) => saveAll([conversation]);
+
+/** Saves all of some conversations, or none. */
+export async function saveAll(conversations) {
+  if (!(await write((store) => conversations.forEach((one) => store.put(one))))) {
+    for (const one of conversations) memory.set(one.id, structuredClone(one));
+  }
+  const moved = conversations.filter(({ id, title, updated }) => index?.get(id)?.title !== title || index.get(id).updated !== updated);
+  for (const { id, title, updated } of moved) index?.set(id, { id, title, updated });
+  if (moved.length) channel.postMessage("saved");
 }
 
 export async function remove(id) {
   if (!(await write((store) => store.delete(id)))) memory.delete(id);
+  index?.delete(id);
+  channel.postMessage("removed");
 }
 
 export async function clear() {
   if (!(await write((store) => store.clear()))) memory.clear();
+  index?.clear();
+  channel.postMessage("cleared");
 }
 
+export const newId = () => [...crypto.getRandomValues(new Uint8Array(8))].map((byte) => byte.toString(16).padStart(2, "0")).join("");
+
 /** A conversation that is not saved yet. */
-export function fresh(system) {
-  const id = [...crypto.getRandomValues(new Uint8Array(8))].map((byte) => byte.toString(16).padStart(2, "0")).join("");
-  return { id, title: "New conversation", named: false, updated: Date.now(), system, messages: [] };
-}
+export const fresh = (system) => ({ id: newId(), title: "New conversation", named: false, updated: Date.now(), system, messages: [] });
+
+/** Whether a conversation is one that the store has or will have: it has a message or a name. */
+export const begun = ({ named, messages }) => named || messages.length > 0;

@@ -1,0 +1,55 @@
+// Where a message is written: it is sent by Enter, and what is not sent yet is kept by conversation.
+
+import { autosize, button, h, relabel } from "./dom.js";
+import * as drafts from "./drafts.js";
+
+export class Composer {
+  /** `onSend(text)` gets what was written; while an answer is made the button stops it instead (`onStop`). */
+  constructor(conversation, { onSend, onStop, beside }) {
+    this.conversation = conversation;
+    this.answering = false;
+    this.input = h("textarea", { id: "prompt", rows: 1, "aria-label": "Message", placeholder: "Write a message", enterkeyhint: "send", value: drafts.load(conversation) });
+    this.input.addEventListener("input", () => drafts.save(conversation, this.input.value));
+    this.input.addEventListener("keydown", (event) => {
+      const phone = matchMedia("(pointer: coarse)").matches; // there Enter is a new line: Shift+Enter cannot be typed
+      if (event.key !== "Enter" || event.shiftKey || event.isComposing || phone) return;
+      event.preventDefault();
+      if (!this.answering) form.requestSubmit();
+    });
+    this.fit = autosize(this.input);
+    this.send = button("send", "Send", null, { class: "primary round" });
+    this.send.type = "submit";
+    const form = h("form", {
+      class: "composer",
+      onsubmit: (event) => {
+        event.preventDefault();
+        if (this.answering) onStop();
+        else onSend(this.input.value.trim());
+      },
+    }, this.input, this.send);
+    this.element = h("div", { class: "dock" }, form, h("div", { class: "under" },
+      h("p", { class: "hint keys" }, "Enter sends, Shift + Enter makes a new line, Escape stops."), beside));
+  }
+
+  focus() {
+    this.input.focus();
+  }
+
+  clear() {
+    this.input.value = "";
+    drafts.save(this.conversation, "");
+    this.fit();
+  }
+
+  /** The draft goes along when the conversation becomes one of its own (`change` makes it so). */
+  keepOver(change) {
+    drafts.save(this.conversation, "");
+    change();
+    drafts.save(this.conversation, this.input.value);
+  }
+
+  busy(on) {
+    this.answering = on;
+    relabel(this.send, on ? "stop" : "send", on ? "Stop" : "Send");
+  }
+}
