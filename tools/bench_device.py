@@ -1,8 +1,10 @@
-"""Decode and prefill speed of a device, without engine and tokenizer, on a model of 2B4T's shape with random weights.
+"""Decode and prefill speed of a device, without engine and tokenizer, on a model with random weights.
 
     python tools/bench_device.py cuda:0
+    python tools/bench_device.py cuda:0 --model bonsai-8b
     python tools/bench_device.py cuda:0 --context 32768 --kv-dtype i8 --sequences 1 2 4
 
+The model has the shape of BitNet b1.58 2B4T, or of Ternary-Bonsai 8B, whose weights have a scale for each 128 columns.
 Prints tokens a second and microseconds a step, the best of all runs within half a second and the median of their steps,
 host loop included: the upload of a step, and the download of the tokens of all steps of a run. With ``--context`` only
 that context is measured: decode of one sequence or of ``--sequences``, and the last 2048 tokens of a prompt of that
@@ -50,10 +52,11 @@ from bitnet.core.hal import (
     Weight,
     run,
 )
+from make_random_model import PRESETS, Shape
 from running import run_tool
 
-LAYERS, WIDTH, HEADS, KV_HEADS, HEAD_DIM, FFN, VOCAB, POSITIONS = 30, 2560, 20, 5, 128, 6912, 128_256, 4096
-BLOCK, CHUNK, RUNS, SECONDS = 32, 2048, 5, 0.5
+POSITIONS, BLOCK, CHUNK, RUNS, SECONDS = 4096, 32, 2048, 5, 0.5
+MODELS = ("2b4t", "bonsai-8b")
 
 
 @dataclass
@@ -61,49 +64,68 @@ class RandomWeights:
     """Weights made when a device asks for them. All codes are valid: 0, 1 and 2."""
 
     rng: np.random.Generator
+    group: int | None = None
+
+    def __post_init__(self) -> None:
+        lut = np.array([a << 6 | b << 4 | c << 2 | d for a, b, c, d in product(range(3), repeat=4)], np.uint8)
+        self._codes = lut[self.rng.integers(0, 81, 1 << 26, np.uint8)]
 
     def ternary(self, n: int, k: int) -> TernaryWeight:
-        lut = np.array([a << 6 | b << 4 | c << 2 | d for a, b, c, d in product(range(3), repeat=4)], np.uint8)
-        scale = np.array([0.02], np.float32)
-        return TernaryWeight((n, k), lambda: TernaryData(lut[self.rng.integers(0, 81, (n, k // 4), np.uint8)], scale))
+        def load() -> TernaryData:
+            at = int(self.rng.integers(self._codes.size))
+            codes = np.resize(np.roll(self._codes[: n * k // 4], at), (n, k // 4))
+            scales = (1,) if self.group is None else (n, k // self.group)
+            return TernaryData(codes, np.full(scales, 0.02, np.float32 if self.group is None else np.float16))
+
+        return TernaryWeight((n, k), load, group=self.group)
 
     def dense(self, *shape: int, dtype: type[np.floating] = np.float32) -> DenseWeight:
         array = (self.rng.standard_normal(shape, np.float32) * 0.02).astype(dtype)
         return DenseWeight(shape, "f16" if dtype is np.float16 else "f32", lambda: array)
 
 
-def build(rng: np.random.Generator, limits: Limits, blocks: int, kv_dtype: KVDtype) -> Program:
-    """The operations of BitNet b1.58 2B4T, for contexts as long as the limits' sequences."""
-    positions = limits.max_blocks * BLOCK
-    made, qkv = RandomWeights(rng), HEADS * HEAD_DIM
-    w: dict[str, Weight] = {"embd": made.dense(VOCAB, WIDTH, dtype=np.float16), "norm": made.dense(WIDTH)}
-    w |= {"cos": made.dense(positions, HEAD_DIM // 2), "sin": made.dense(positions, HEAD_DIM // 2)}
+def build(shape: Shape, rng: np.random.Generator, limits: Limits, blocks: int, kv_dtype: KVDtype) -> Program:
+    """The operations of the model, for contexts as long as the limits' sequences.
+
+    Without groups they are BitNet b1.58's: a norm in front of each product, relu² and an f16 head. With groups they
+    are Qwen3's: heads are normed, silu, and the embedding and the head are ternary.
+    """
+    bitnet, width, ffn, head_dim, vocab = shape.group is None, shape.hidden, shape.ffn, shape.head_dim, shape.vocab
+    made, heads, kv_heads = RandomWeights(rng, shape.group), shape.heads, shape.kv_heads
+    qkv, positions = heads * head_dim, limits.max_blocks * BLOCK
+    w: dict[str, Weight] = {"norm": made.dense(width)}
+    w["embd"] = made.dense(vocab, width, dtype=np.float16) if bitnet else made.ternary(vocab, width)
+    w |= {} if shape.tied else {"head": made.ternary(vocab, width)}
+    w |= {"cos": made.dense(positions, head_dim // 2), "sin": made.dense(positions, head_dim // 2)}
     ops: list[Op] = [Embed("embd", "x")]
-    for i in range(LAYERS):
-        shapes = {"q": (qkv, WIDTH), "k": (KV_HEADS * HEAD_DIM, WIDTH), "v": (KV_HEADS * HEAD_DIM, WIDTH)}
-        shapes |= {"o": (WIDTH, qkv), "gate": (FFN, WIDTH), "up": (FFN, WIDTH), "down": (WIDTH, FFN)}
+    for i in range(shape.layers):
+        shapes = {"q": (qkv, width), "k": (kv_heads * head_dim, width), "v": (kv_heads * head_dim, width)}
+        shapes |= {"o": (width, qkv), "gate": (ffn, width), "up": (ffn, width), "down": (width, ffn)}
         w |= {f"{name}{i}": made.ternary(n, k) for name, (n, k) in shapes.items()}
-        w |= {f"{name}{i}": made.dense(n) for name, n in (("an", WIDTH), ("as", qkv), ("fn", WIDTH), ("fs", FFN))}
+        norms = {"an": width, "fn": width} | ({"as": qkv, "fs": ffn} if bitnet else {"qn": head_dim, "kn": head_dim})
+        w |= {f"{name}{i}": made.dense(n) for name, n in norms.items()}
+        normed = () if bitnet else (f"qn{i}", f"kn{i}", 1e-6)
         ops += [
             NormQuant("x", f"an{i}", 1e-5, "a", "s"),
             TernaryMatmul("a", "s", (f"q{i}", f"k{i}", f"v{i}"), "qkv"),
-            RopeAppend("qkv", i, HEADS, KV_HEADS, HEAD_DIM, "cos", "sin"),
-            Attention("qkv", "att", i, HEADS, KV_HEADS, HEAD_DIM),
-            NormQuant("att", f"as{i}", 1e-5, "a", "s"),
-            TernaryMatmul("a", "s", (f"o{i}",), "x", add=True),
+            RopeAppend("qkv", i, heads, kv_heads, head_dim, "cos", "sin", "neox", *normed),
+            Attention("qkv", "att", i, heads, kv_heads, head_dim),
+            NormQuant("att", f"as{i}" if bitnet else None, 1e-5, "b", "s"),
+            TernaryMatmul("b", "s", (f"o{i}",), "x", add=True),
             NormQuant("x", f"fn{i}", 1e-5, "a", "s"),
             TernaryMatmul("a", "s", (f"gate{i}", f"up{i}"), "gu"),
-            GluNormQuant("gu", f"fs{i}", 1e-5, "relu2", "h", "s"),
+            GluNormQuant("gu", f"fs{i}" if bitnet else None, 1e-5, "relu2" if bitnet else "silu", "h", "s"),
             TernaryMatmul("h", "s", (f"down{i}",), "x", add=True),
         ]
-    ops += [NormRows("x", "norm", 1e-5, "y"), DenseMatmul("y", "embd", "logits"), Sample("logits", "token")]
-    f32 = {"x": WIDTH, "qkv": qkv + 2 * KV_HEADS * HEAD_DIM, "att": qkv, "gu": 2 * FFN}
+    head = "embd" if shape.tied else "head"
+    ops += [NormRows("x", "norm", 1e-5, "y"), DenseMatmul("y", head, "logits"), Sample("logits", "token")]
+    f32 = {"x": width, "qkv": qkv + 2 * kv_heads * head_dim, "att": qkv, "gu": 2 * ffn}
     specs = [TensorSpec(name, "f32", ("M", n)) for name, n in f32.items()] + [TensorSpec("s", "f32", ("M",))]
-    specs += [TensorSpec(name, "i8", ("M", n)) for name, n in (("a", WIDTH), ("h", FFN))]
-    specs += [TensorSpec("y", "f32", ("R", WIDTH)), TensorSpec("logits", "f32", ("R", VOCAB))]
+    specs += [TensorSpec(name, "i8", ("M", n)) for name, n in (("a", width), ("b", qkv), ("h", ffn))]
+    specs += [TensorSpec("y", "f32", ("R", width)), TensorSpec("logits", "f32", ("R", vocab))]
     specs += [TensorSpec("token", "i32", ("R",))]
-    kv = KVSpec(LAYERS, KV_HEADS, HEAD_DIM, blocks, BLOCK, kv_dtype)
-    return Program(ops, {s.name: s for s in specs}, w, limits, kv, "2B4T, random")
+    kv = KVSpec(shape.layers, kv_heads, head_dim, blocks, BLOCK, kv_dtype)
+    return Program(ops, {s.name: s for s in specs}, w, limits, kv, "random")
 
 
 def measure(name: str, executable: Executable, layout: StepLayout, seqs: Sequence[SequenceStep], count: int) -> None:
@@ -124,6 +146,7 @@ def measure(name: str, executable: Executable, layout: StepLayout, seqs: Sequenc
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("device", help="such as cuda:0")
+    parser.add_argument("--model", choices=MODELS, default=MODELS[0], help="whose shape the model has")
     parser.add_argument("--kv-dtype", choices=get_args(KVDtype), default="f16", help="type of the KV cache")
     parser.add_argument("--context", type=int, metavar="POSITIONS", help="measure this context, at least 2048, only")
     parser.add_argument(
@@ -137,18 +160,18 @@ def main() -> None:
     counts = args.sequences or [1]
     if not all(1 <= count <= 64 for count in counts):
         parser.error(f"--sequences is {' '.join(map(str, counts))}: between 1 and 64 are possible.")
-    selection = select_device(args.device)
+    selection, shape = select_device(args.device), PRESETS[args.model]
     rng = np.random.default_rng(1)
     longest = -(-(args.context or POSITIONS) // BLOCK)
     limits, each = Limits(512, 64, 64, longest), 17
     blocks = longest * max(counts) if args.context else longest + 64 * each
-    program = build(rng, limits, blocks, args.kv_dtype)
+    program = build(shape, rng, limits, blocks, args.kv_dtype)
     print(f"{selection.info.name}: {selection.info.description}, driver {selection.info.driver_version}")
     print(f"KV cache: {args.kv_dtype}, {program.kv.bytes if program.kv else 0:,} bytes")
     device = selection.open()
 
     def sequence(length: int, tokens: int = 1, first: int = 0, sampling: SamplingParams = GREEDY) -> SequenceStep:
-        ids, blocks = rng.integers(0, VOCAB, tokens, np.int32), range(first, first - (-(length + 32) // BLOCK))
+        ids, blocks = rng.integers(0, shape.vocab, tokens, np.int32), range(first, first - (-(length + 32) // BLOCK))
         return SequenceStep(ids, length, list(blocks)[: limits.max_blocks], [tokens - 1], sampling)
 
     try:

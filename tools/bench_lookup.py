@@ -27,13 +27,16 @@ from functools import partial
 
 import numpy as np
 
-from bench_device import BLOCK, POSITIONS, VOCAB, build
+from bench_device import BLOCK, POSITIONS, build
 from bitnet.core import load_model, select_device
 from bitnet.core.engine import Completion, Engine, GenerationOptions
 from bitnet.core.engine.preparer import Preparer
 from bitnet.core.hal import DenseMatmul, DenseWeight, Device, Limits, Program, TernaryData, TernaryWeight
+from make_random_model import PRESETS
 from running import positive, run_tool
 
+SHAPE = PRESETS["2b4t"]
+VOCAB = SHAPE.vocab
 QUOTED, OWN = 40, 10
 """Tokens of a quoted passage, and of the new text before it."""
 SEQS = 8
@@ -51,7 +54,7 @@ class NoText:
 
 def ordered(rng: np.random.Generator, limits: Limits, blocks: int) -> tuple[Program, list[int]]:
     """A program whose greedy answers follow an order of the vocabulary, and that order."""
-    program, order = build(rng, limits, blocks, "f16"), rng.permutation(VOCAB)
+    program, order = build(SHAPE, rng, limits, blocks, "f16"), rng.permutation(VOCAB)
     table = program.weights["embd"].load()
     assert isinstance(table, np.ndarray)
     head = np.empty_like(table)

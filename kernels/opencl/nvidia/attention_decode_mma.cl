@@ -8,8 +8,8 @@
 
 kernel __attribute__((reqd_work_group_size(THREADS, 1, 1))) OF_WARPS void attention_decode_mma(
     global const int *step, int token_seq, int seq_begin, int seq_len, int block_table, int max_blocks, global const float *qkv,
-    global KV *keys, global KV *values, global const float *cosines, global const float *sines, global float *out,
-    volatile global float *parts, volatile global int *arrivals, int heads, int kv_heads) {
+    global KV *keys, global KV *values, global const float *cosines, global const float *sines, global const float *q_norm,
+    global const float *k_norm, float norm_eps, global float *out, volatile global float *parts, volatile global int *arrivals, int heads, int kv_heads) {
     local float warp_sums[WARPS][HEAD_GROUP][DIM];
     local float warp_max[WARPS][8], warp_total[WARPS][8];
     local int last;
@@ -24,8 +24,8 @@ kernel __attribute__((reqd_work_group_size(THREADS, 1, 1))) OF_WARPS void attent
     uint4 key[2][DIM_CHUNKS], value[4][HALVES];
     fetch_cached(key, value, table, begin + item / WARP * TILE, STORED(end), (global const ushort *)keys, (global const ushort *)values,
                  kv_heads, kv_head);
-    attend(key, value, table, length, begin, end, row, (global ushort *)keys, (global ushort *)values, cosines, sines, heads, kv_heads, kv_head,
-           warp_sums, warp_max, warp_total);
+    attend(key, value, table, length, begin, end, row, (global ushort *)keys, (global ushort *)values, cosines, sines,
+           HEAD_NORMS_OF(q_norm, k_norm, norm_eps) heads, kv_heads, kv_head, warp_sums, warp_max, warp_total);
     barrier(CLK_LOCAL_MEM_FENCE);
     global float *result = out + ((size_t)m * heads + kv_head * HEAD_GROUP) * DIM;
     volatile global float *first = parts + ((size_t)m * kv_heads + kv_head) * SPLITS * PART;

@@ -11,7 +11,7 @@ kernel __attribute__((reqd_work_group_size(WARP, 1, 1))) OF_WARPS void warps(glo
     COPY_WAIT(0);
     barrier(CLK_LOCAL_MEM_FENCE);
     uint4 a = load_matrices(rows + lane), b = load_turned(rows + WARP + lane), c = stream(at + lane);
-    int4 sums = mma_int8((int4)(0), a.x, a.y, a.z, a.w, b.x, transposed(c.x));
+    int4 sums = mma_signed(mma_int8((int4)(0), a.x, a.y, a.z, a.w, b.x, transposed(c.x)), a.x, a.y, a.z, a.w, b.x, b.y);
     float4 more = mma_f16((float4)(0.0f), a.x, a.y, a.z, a.w, b.z, halves(half_of(c.y), power(half_of(c.z))));
     fence();
     at[lane] = as_uint4(sums) + as_uint4(more * warp_add(more.x) * warp_max(fabs(more.y))) + (uint4)(warp_sum(lane));

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 
@@ -10,7 +12,7 @@ from bitnet.core.hal import DenseMatmul, Device, Limits, SequenceStep, Step, Ste
 from bitnet.core.testing import needs, oracle
 from bitnet.core.testing.attention import BOUND, Heads, Paged
 from bitnet.core.testing.base import DeviceTests
-from bitnet.core.testing.linear import uneven
+from bitnet.core.testing.linear import Grouped, check_groups, uneven
 from bitnet.core.testing.model import BLOCK, TinyModel
 from bitnet.core.testing.rig import Rig, assert_products, assert_rel, dense, tensor, tokens
 from bitnet.core.testing.whole_model import END_TO_END, LIMITS, errors_of_logits
@@ -60,6 +62,47 @@ class TestMatrixUnits(DeviceTests):
         shape = {"heads": 4, "kv_heads": 1, "head_dim": 64, "ffn": 528, "vocab": 333, "style": style}
         errors = errors_of_logits(device, TinyModel(rng, **shape), "f16")  # type: ignore[arg-type]
         assert np.max(errors) <= END_TO_END, f"errors of the rows are {errors}"
+
+    @pytest.mark.parametrize(
+        "product",
+        [
+            Grouped(1, (37,), 384, 128),
+            Grouped(1, (41, 9), 1792, 64, add=True),
+            Grouped(3, (23,), 1280, 256),
+            Grouped(5, (70,), 896, 128, add=True),
+            Grouped(8, (50,), 2112, 32),
+            Grouped(8, (33,), 9216, 128),
+            Grouped(13, (150,), 320, 64, add=True),
+            Grouped(35, (70,), 768, 256),
+            Grouped(70, (33,), 640, 128),
+            Grouped(20, (40,), 1536, 512),
+        ],
+        ids=str,
+    )
+    def test_products_of_groups(self, device: Device, rng: np.random.Generator, product: Grouped) -> None:
+        """Rows, tokens and columns that fill no tile or step, with one warp a tile and with several."""
+        check_groups(device, rng, product)
+
+    def test_a_model_of_groups(self, device: Device, rng: np.random.Generator) -> None:
+        """Products that norm their input, gate and add, and attention that norms heads."""
+        shape: dict[str, Any] = {"heads": 4, "kv_heads": 1, "head_dim": 64, "ffn": 576, "vocab": 333}
+        model = TinyModel(rng, **shape, sub_norms=False, activation="silu", group=64, head_norms=True)
+        errors = errors_of_logits(device, model, "f16")
+        assert np.max(errors) <= END_TO_END, f"errors of the rows are {errors}"
+
+    @needs("ptx-mma")
+    def test_a_layer_of_groups_is_five_launches(self, device: Device, rng: np.random.Generator) -> None:
+        """Embedding, norm, head, choice and the step's end are the other five."""
+        shape: dict[str, Any] = {"heads": 4, "kv_heads": 1, "head_dim": 64, "ffn": 512, "layers": 3}
+        model = TinyModel(rng, **shape, sub_norms=False, activation="silu", group=64, head_norms=True)
+        executable = device.compile(model.program(LIMITS, 8, "f16"))
+        try:
+            step = SequenceStep(np.array([5], np.int32), 1, list(range(8)), [0])
+            run(executable, Step(StepLayout(LIMITS), [step], block_size=BLOCK))
+            assert "ternary_groups_mma_opencl" in executable.kernels
+            assert executable.stats().dispatches == 3 * 5 + 5
+        finally:
+            executable.close()
 
     @pytest.mark.parametrize("shape", [(1, 70, 512), (11, 300, 264), (70, 40, 88)], ids=str)
     def test_heads_of_models(self, device: Device, rng: np.random.Generator, shape: tuple[int, int, int]) -> None:

@@ -54,6 +54,10 @@ class AttentionOps:
         fits = op.head_dim <= 4 * group and share * REDUCERS <= group and 4 * floats <= self._local
         return decoding(bucket) and fits
 
+    def norms_heads(self, ctx: Context, op: Attention) -> bool:
+        """Whether :meth:`decode` norms heads before it rotates them."""
+        return False
+
     def decode(self, ctx: Context, op: Attention, bucket: Bucket, rope: RopeAppend | None) -> list[Launch]:
         """Attention split over the positions; with ``rope``, fused with the rotation and the KV cache update."""
         heads, out = bucket.tokens * op.kv_heads, ctx.tensors[op.out]

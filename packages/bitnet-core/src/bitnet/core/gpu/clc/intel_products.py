@@ -47,9 +47,9 @@ class IntelProducts(Products):
     def ternary_matmul(
         self, ctx: Context, op: TernaryMatmul, bucket: Bucket, *, out: Buffer | None = None, activation: str = ""
     ) -> list[Launch]:
-        if bucket.tokens <= DECODE_TOKENS:
-            return super().ternary_matmul(ctx, op, bucket, out=out, activation=activation)
         w = ctx.ternary(op.weights)
+        if bucket.tokens <= DECODE_TOKENS or w.group is not None:
+            return super().ternary_matmul(ctx, op, bucket, out=out, activation=activation)
         tile = BLOCK_TOKENS * (2 if self._matrix == "intel" else 4)
         blocks = ceil_div(bucket.tokens, tile) * tile // BLOCK_TOKENS
         row = 4 * w.row_bytes

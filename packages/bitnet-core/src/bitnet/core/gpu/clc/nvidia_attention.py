@@ -19,6 +19,7 @@ from bitnet.core.gpu.clc.nvidia_products import WARP
 from bitnet.core.gpu.context import Bucket, Context
 from bitnet.core.gpu.drivers.interface import KernelSpec, Launch
 from bitnet.core.gpu.ops import ceil_div, power_of_two, rope_defines
+from bitnet.core.gpu.ops.scaled import head_norm_inputs, norms_heads
 from bitnet.core.hal import Attention, RopeAppend
 
 TILE = 64
@@ -45,6 +46,9 @@ class NvidiaAttention(AttentionOps):
     def splits(self, ctx: Context, op: Attention, bucket: Bucket) -> bool:
         return decoding(bucket) if takes_matrix_units(ctx, op) else super().splits(ctx, op, bucket)
 
+    def norms_heads(self, ctx: Context, op: Attention) -> bool:
+        return takes_matrix_units(ctx, op)
+
     def decode(self, ctx: Context, op: Attention, bucket: Bucket, rope: RopeAppend | None) -> list[Launch]:
         if not takes_matrix_units(ctx, op):
             return super().decode(ctx, op, bucket, rope)
@@ -54,9 +58,11 @@ class NvidiaAttention(AttentionOps):
         parts = out if splits == 1 else parts_of(ctx, op)
         arrivals = ctx.zeroed("attention arrivals", most_tokens(ctx) * op.kv_heads * 4)
         defines = {**defines_of(ctx, op), **rope_defines(rope), "SPLITS": splits, "WARPS": WARPS}
+        defines["HEAD_NORMS"] = int(rope is not None and norms_heads(rope))
         spec = KernelSpec("nvidia/attention_decode_mma", "attention_decode_mma", tuple(defines.items()))
         grid, block = (op.kv_heads, bucket.tokens, splits), (WARP * WARPS, 1, 1)
-        args = (*decode_args(ctx, op, rope), out, parts, arrivals, np.int32(op.heads), np.int32(op.kv_heads))
+        norms = head_norm_inputs(ctx, rope, ctx.step)
+        args = (*decode_args(ctx, op, rope), *norms, out, parts, arrivals, np.int32(op.heads), np.int32(op.kv_heads))
         return [Launch(spec, grid, block, args)]
 
 

@@ -68,6 +68,8 @@ class NvidiaLayers:
         share = op.heads // op.kv_heads
         attention = WARPS * (share * op.head_dim + 2 * 8)
         products = max(ceil_div(w.row_bytes, MMA_STEP) * MMA_STEP for w in weights) + WARPS * 16
+        if layer.rope.q_norm is not None or any(w.group is not None for w in weights):
+            return False
         held = all(ceil_div(w.row_bytes, MMA_STEP) <= MAX_STEPS * WARPS for w in weights)
         return takes_matrix_units(ctx, op) and held and 4 * max(attention, products) + WARPS * 12 + 16 <= self._local
 

@@ -12,7 +12,7 @@ from bitnet.core.gpu.clc.products import (
 )
 from bitnet.core.gpu.context import Bucket, Context
 from bitnet.core.gpu.drivers.interface import Buffer, KernelSpec, Launch
-from bitnet.core.gpu.ops import ceil_div, power_of_two
+from bitnet.core.gpu.ops import ceil_div, next_power_of_two, power_of_two
 from bitnet.core.gpu.ops.products import ProductInput, product_args, tiled_args
 from bitnet.core.gpu.weights import TernaryBuffer
 from bitnet.core.hal import DenseMatmul, TernaryMatmul
@@ -30,6 +30,18 @@ MAX_WARPS = 16
 WANTED_WARPS = 8
 """Target number of warps per compute unit, so that all weight loads of a product of few tokens are in flight at
 once."""
+GROUPS = (32, 64, 128, 256)
+"""Columns of a group of ternary_groups_mma."""
+TERM_BYTES = 14 << 10
+"""Maximum local memory of ternary_groups_mma for the terms of all steps."""
+MAX_GROUP_WARPS = 12
+"""Maximum warps of a work-group of ternary_groups_mma, which need more registers."""
+WANTED_GROUP_WARPS = 12
+"""As WANTED_WARPS, of ternary_groups_mma."""
+MAX_SHARED_COLS = 8192
+"""Maximum columns for which a work-group of ternary_groups_mma quantises several tokens; it needs many tiles then."""
+MAX_DEPTH = 8
+"""Maximum steps of MMA_STEP bytes whose loads a warp of ternary_groups_mma has in flight."""
 STAGE_BYTES = 128, 32
 """Bytes of a token, and of a row of W, in a stage of ternary_gemm_mma."""
 HEAD_WARPS = 8
@@ -58,9 +70,11 @@ class NvidiaProducts(Products):
         w = ctx.ternary(op.weights)
         if not self._decodes(w):
             return super().decode(ctx, op, bucket, source, out, activation=activation)
-        tiles, split = self._decode_shape(w)
-        defines = decode_defines(w, op, bucket, source, activation) | {"TILES": tiles, "KSPLIT": split}
-        spec = KernelSpec("nvidia/ternary_decode_mma", "ternary_decode_mma", tuple(defines.items()))
+        shape = self._decode_shape(w) if w.group is None else self._group_shape(w, bucket.tokens)
+        tiles, split = shape["TILES"], shape["KSPLIT"]
+        name = "ternary_decode_mma" if w.group is None else "ternary_groups_mma"
+        defines = decode_defines(w, op, bucket, source, activation) | shape
+        spec = KernelSpec(f"nvidia/{name}", name, tuple(defines.items()))
         groups = ceil_div(ceil_div(w.rows, MMA_ROWS), tiles)
         return Launch(spec, (groups, 1, 1), (WARP * tiles * split, 1, 1), product_args(ctx, op, source, out))
 
@@ -75,13 +89,17 @@ class NvidiaProducts(Products):
         block = (WARP * tiles["WARPS_N"] * tiles["WARPS_M"], 1, 1)
         return Launch(spec, grid, block, tiled_args(ctx, op, out))
 
+    def takes_groups(self, w: TernaryBuffer, tokens: int) -> bool:
+        return self._decodes(w) if tokens <= DECODE_TOKENS else self._tiles(w)
+
     def gates(self, w: TernaryBuffer) -> bool:
         return self._decodes(w) and self._tiles(w)
 
     def quantises(self, w: TernaryBuffer, tokens: int, *, times: int = 1) -> bool:
         if not self._decodes(w):
             return super().quantises(w, tokens, times=times)
-        held = tokens * (4 * w.row_bytes + 256 + 64) + MAX_WARPS * (WARP * 16 + 8)
+        held = tokens * (4 * w.row_bytes + 256 + 64)
+        held += MAX_WARPS * (WARP * 16 + 8) if w.group is None else self._group_bytes(w, tokens)
         return tokens == 1 or (tokens <= DECODE_TOKENS and held <= self._local)
 
     def dense_matmul(self, ctx: Context, op: DenseMatmul, bucket: Bucket) -> list[Launch]:
@@ -108,17 +126,41 @@ class NvidiaProducts(Products):
         return super().dense_matmul(ctx, op, bucket)
 
     def _decodes(self, w: TernaryBuffer) -> bool:
-        """Whether ternary_decode_mma supports this weight: a warp's codes fit its registers, and x fits local
-        memory."""
+        """Whether ternary_decode_mma or, with scales of groups, ternary_groups_mma supports this weight: a warp's codes
+        fit its registers, and x fits local memory."""
+        if w.group is not None:
+            return w.group in GROUPS and w.cols % w.group == 0 and 4 * w.row_bytes + 2 * TERM_BYTES <= self._local
         return ceil_div(w.row_bytes, MMA_STEP) <= MAX_STEPS * MAX_WARPS and 4 * w.row_bytes + 4096 * 3 <= self._local
 
-    def _decode_shape(self, w: TernaryBuffer) -> tuple[int, int]:
+    def _decode_shape(self, w: TernaryBuffer) -> dict[str, int]:
         """Row tiles per work-group, and warps that share a tile's K: enough to have all weight loads in flight at
         once."""
         tiles, steps = ceil_div(w.rows, MMA_ROWS), ceil_div(w.row_bytes, MMA_STEP)
         wanted = min(max(1, round(self._units * WANTED_WARPS / tiles)), steps)
         split = min(ceil_div(steps, min(steps // wanted, MAX_STEPS)), MAX_WARPS)
-        return max(1, min(round(tiles / self._units), MAX_WARPS // split)), split
+        return {"TILES": max(1, min(round(tiles / self._units), MAX_WARPS // split)), "KSPLIT": split}
+
+    def _group_shape(self, w: TernaryBuffer, tokens: int) -> dict[str, int]:
+        """Preprocessor constants of ternary_groups_mma: as of :meth:`_decode_shape`, steps whose loads are in flight,
+        and steps of each warp whose terms are in local memory."""
+        assert w.group is not None
+        tiles, steps = ceil_div(w.rows, MMA_ROWS), ceil_div(w.row_bytes, MMA_STEP)
+        wanted = next_power_of_two(ceil_div(self._units * WANTED_GROUP_WARPS, tiles))
+        split = min(wanted if tokens == 1 or w.cols > MAX_SHARED_COLS else 1, steps, MAX_GROUP_WARPS)
+        most = MAX_GROUP_WARPS if tokens == 1 or split == 1 else split
+        taken = max(1, most // split)
+        each, per = ceil_div(steps, split), 256 // w.group
+        span = each if taken * MMA_ROWS * tokens * (each * split * per | 1) * 4 <= TERM_BYTES else 1
+        return {"TILES": taken, "KSPLIT": split, "DEPTH": min(each, MAX_DEPTH), "SPAN": span}
+
+    def _group_bytes(self, w: TernaryBuffer, tokens: int) -> int:
+        """Bytes of local memory that ternary_groups_mma needs for terms."""
+        assert w.group is not None
+        shape = self._group_shape(w, tokens)
+        if shape["KSPLIT"] == 1:
+            return 0
+        pitch = shape["SPAN"] * shape["KSPLIT"] * (256 // w.group) | 1
+        return 2 * shape["TILES"] * MMA_ROWS * tokens * pitch * 4
 
     def _tiles(self, w: TernaryBuffer) -> bool:
         """Whether ternary_gemm_mma supports this weight: it reads activations 16 bytes at a time."""

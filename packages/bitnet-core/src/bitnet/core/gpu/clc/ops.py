@@ -22,9 +22,10 @@ from bitnet.core.gpu.fusions import FeedForward, GatedProduct, NormGatedProduct,
 from bitnet.core.gpu.lowering import Lowering
 from bitnet.core.gpu.ops import RowOps, power_of_two
 from bitnet.core.gpu.ops.products import feed_forward, glu_products, normed, row_sums
-from bitnet.core.gpu.ops.variants import variants
+from bitnet.core.gpu.ops.scaled import head_norms, norms_heads
+from bitnet.core.gpu.ops.variants import GroupScaledMatmul, NormedRope, variants
 from bitnet.core.gpu.sources import KernelSources
-from bitnet.core.hal import Attention, DenseMatmul, GluNormQuant, NormQuant, Sample, TernaryMatmul
+from bitnet.core.hal import Attention, DenseMatmul, GluNormQuant, NormQuant, RopeAppend, Sample, TernaryMatmul
 
 ENTRY = r"^kernel (?:__attribute__\(\(.*\)\) )?(?:OF_WA\w+ )?void (\w+)\("
 MAX_SAMPLERS = 1024
@@ -59,9 +60,12 @@ class ClcOps:
         self._table: Dispatch = {
             **self._rows.table(),
             **variants(self._rows),
+            RopeAppend: self.rope_append,
+            NormedRope: self.rope_append,
             NormQuant: self.norm_quant,
             GluNormQuant: self.glu_norm_quant,
             TernaryMatmul: self._products.ternary_matmul,
+            GroupScaledMatmul: self._products.ternary_matmul,
             DenseMatmul: self._products.dense_matmul,
             Attention: self._attention.lower,
             Sample: samples.sample,
@@ -87,10 +91,14 @@ class ClcOps:
         *args, dim, products = launch.args
         return [replace(launch, args=(*args, row_sums(ctx, op.out), dim, products))]
 
+    def rope_append(self, ctx: Context, op: RopeAppend, bucket: Bucket) -> list[Launch]:
+        return [*_head_norms(ctx, op, bucket), *self._rows.rope_append(ctx, op, bucket)]
+
     def _rope_attention(self, ctx: Context, group: RopeAttention, bucket: Bucket) -> list[Launch] | None:
         if bucket.tokens > DECODE_TOKENS or not self._attention.splits(ctx, group.attention, bucket):
             return None
-        return self._attention.decode(ctx, group.attention, bucket, group.rope)
+        norms = [] if self._attention.norms_heads(ctx, group.attention) else _head_norms(ctx, group.rope, bucket)
+        return [*norms, *self._attention.decode(ctx, group.attention, bucket, group.rope)]
 
     def _feed_forward(self, ctx: Context, group: FeedForward, bucket: Bucket) -> list[Launch] | None:
         products, up, down = self._products, ctx.ternary(group.up.weights), ctx.ternary(group.down.weights)
@@ -126,3 +134,8 @@ class ClcOps:
         args = (ctx.step, product, weight, np.float32(glu.eps), *outs, np.int32(width))
         defines = {"NORM": int(glu.weight is not None)}
         return [*made, self._rows.launch("norm_quant", bucket.tokens, args, defines=defines)]
+
+
+def _head_norms(ctx: Context, op: RopeAppend, bucket: Bucket) -> list[Launch]:
+    """The launch of the norms of heads, if the operation has them."""
+    return head_norms(ctx, op, bucket) if norms_heads(op) else []

@@ -11,6 +11,7 @@ from bitnet.core.gpu.context import Bucket, Context
 from bitnet.core.gpu.drivers.interface import Buffer, KernelSpec, Launch
 from bitnet.core.gpu.ops import RowOps, ceil_div, power_of_two
 from bitnet.core.gpu.ops.products import ProductInput, product_args, product_defines, quantised, row_sums, tiled_args
+from bitnet.core.gpu.ops.scaled import group_product
 from bitnet.core.gpu.weights import TernaryBuffer
 from bitnet.core.hal import DenseMatmul, TernaryMatmul
 
@@ -43,6 +44,9 @@ class Products:
         self, ctx: Context, op: TernaryMatmul, bucket: Bucket, *, out: Buffer | None = None, activation: str = ""
     ) -> list[Launch]:
         """Launches of the operation, into ``out`` if given, followed by ``activation`` if :meth:`gates` allows it."""
+        w = ctx.ternary(op.weights)
+        if w.group is not None and not self.takes_groups(w, bucket.tokens):
+            return group_product(ctx, op, bucket)
         out = out or ctx.tensors[op.out]
         sums = self._row_sums(ctx, op, bucket)
         if bucket.tokens <= DECODE_TOKENS:
@@ -78,13 +82,18 @@ class Products:
         grid = (ceil_div(w.rows, side * TILE_ROWS), ceil_div(bucket.tokens, down * each), 1)
         return Launch(spec, grid, (self._group, 1, 1), tiled_args(ctx, op, out))
 
+    def takes_groups(self, w: TernaryBuffer, tokens: int) -> bool:
+        """Whether :meth:`decode` or :meth:`tiled`, whichever a step of this size needs, supports the weight's scales of
+        groups."""
+        return False
+
     def gates(self, w: TernaryBuffer) -> bool:
         """Whether the product of several tokens can apply the activation between its gates and ups."""
         return False
 
     def quantises(self, w: TernaryBuffer, tokens: int, *, times: int = 1) -> bool:
         """Whether a product can quantise its own input: tokens fit a work-group, and codes fit a work-item."""
-        if tokens > 1:
+        if tokens > 1 or w.group is not None:
             return False
         local = 4 * w.row_bytes + self._group * (8 + 4 * times)
         chunks = ceil_div(w.row_bytes // CHUNK_BYTES, self._lanes(w, times))
@@ -104,8 +113,9 @@ class Products:
         ]
 
     def _row_sums(self, ctx: Context, op: TernaryMatmul, bucket: Bucket) -> list[Launch]:
-        """The launch that computes the sums of the activations, if no operation of the program quantises them."""
-        if quantised(op.x, ctx.program.ops):
+        """The launch that computes the sums of the activations, if no operation of the program quantises them; products
+        of weights with scales of groups need none."""
+        if quantised(op.x, ctx.program.ops) or ctx.ternary(op.weights).group is not None:
             return []
         args = (ctx.step, ctx.tensors[op.x], row_sums(ctx, op.x))
         return [self._rows.launch("row_sums", bucket.tokens, args, defines={"COLS": ctx.shape(op.x)[1]})]
@@ -127,9 +137,15 @@ def decode_defines(
         "TOKENS": bucket.tokens,
         "INPUT": source.kind,
         **product_defines(op, activation),
+        **group_defines(w),
     }
+
+
+def group_defines(w: TernaryBuffer) -> dict[str, int]:
+    """The preprocessor constant of kernels that know scales of groups: the columns of one."""
+    return {"GROUP": w.group} if w.group is not None else {}
 
 
 def tiled_defines(w: TernaryBuffer, op: TernaryMatmul) -> dict[str, int]:
     """Preprocessor constants of every kernel for products of many tokens."""
-    return {"COLS": w.cols, "ROW_BYTES": w.row_bytes, "ADD": int(op.add)}
+    return {"COLS": w.cols, "ROW_BYTES": w.row_bytes, "ADD": int(op.add), **group_defines(w)}
