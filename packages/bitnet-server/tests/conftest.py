@@ -24,6 +24,7 @@ from bitnet.core.hal import Step
 from bitnet.server.http.app import App
 from bitnet.server.http.connection import Connection
 from bitnet.server.http.listening import IDLE_SECONDS
+from bitnet.server.models.catalog import Catalog
 from bitnet.server.models.service import Service, Source
 from bitnet.server.models.settings import Settings
 from bitnet.server.models.state import State
@@ -144,14 +145,15 @@ def _running(
     model: Model | None,
     *,
     sources: Sequence[Source] = (),
+    catalog: Catalog | None = None,
     names: tuple[str, ...] = (),
     local: bool = False,
     **settings: Any,
 ) -> Iterator[Running]:
-    """Serve a model, or those of ``sources``, at a free port of this machine."""
+    """Serve a model, or those of ``sources`` and of a catalog, at a free port of this machine."""
     if model is not None:
         sources = [Source(names or (model.path.stem,), model.path, lambda: model, reloads=False)]
-    state = State(sources, Settings(max_seqs=MAX_SEQS, **settings))
+    state = State(sources, Settings(max_seqs=MAX_SEQS, **settings), catalog)
     state.pool.open()
     listener = socket.create_server(("127.0.0.1", 0))
     app = App(state, local=local)

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import hashlib
 import math
+import shutil
 import time
+from pathlib import Path
 from typing import Any
 
 import ollama
@@ -12,7 +14,9 @@ import pytest
 
 from bitnet.core import Model, __version__, load_model
 from bitnet.core.gguf import GGUFFile
-from bitnet.server.models.facts import parameter_size
+from bitnet.core.model.default import default_model_path
+from bitnet.server.models import facts as model_facts
+from bitnet.server.models.facts import digest_of, parameter_size
 from bitnet.server.models.service import Source
 
 QUESTION: Any = {"role": "user", "content": "What is 17 + 25?"}
@@ -107,6 +111,24 @@ def test_facts_about_models(client: ollama.Client, demo: Any) -> None:
     assert shown.modelinfo["general.parameter_count"] == parameters
     assert shown.details == listed.details
     assert [parameter_size(n) for n in (12, 4_200, 4_250_000, 2_412_820_480)] == ["12", "4K", "4.25M", "2.4B"]
+
+
+def test_large_files_are_identified_without_reading_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file = Path(shutil.copy(default_model_path(), tmp_path / "m.gguf"))
+    read = digest_of(file)
+    assert read == hashlib.sha256(file.read_bytes()).hexdigest()
+    monkeypatch.setattr(model_facts, "MAX_HASHED", file.stat().st_size - 1)
+    large = digest_of(file)
+    assert large is not None
+    assert len(large) == 64
+    assert large != read
+    file.touch()
+    assert digest_of(file) != large
+    blob = file.rename(tmp_path / ("0123456789abcdef" * 4))
+    file.symlink_to(blob)
+    assert digest_of(file) == blob.name  # as the hub's cache has it
+    file.unlink()
+    assert digest_of(file) is None
 
 
 def test_a_model_is_unloaded_and_loaded_again(running: Any, demo_model: Model) -> None:

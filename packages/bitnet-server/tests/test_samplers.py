@@ -15,7 +15,7 @@ NEUTRAL = {"temperature": 1, "top_k": 0, "top_p": 1, "min_p": 0, "repetition_pen
 
 
 def options(demo: Any, **fields: Any) -> dict[str, Any]:
-    return dict(sampling_options(Fields(fields), demo.model.tokenizer, max_tokens=1))
+    return dict(sampling_options(Fields(fields), demo.model.tokenizer, {}, max_tokens=1))
 
 
 @pytest.mark.parametrize(

@@ -69,7 +69,7 @@ def list_models(as_json: bool) -> None:
         return
     width = max(len(f"{m.repo}:{m.file}") for m in found)
     for m in found:
-        family = "unreadable" if m.family is None else label(m.family)
+        family = "unreadable" if (name := m.family) is None else label(name)
         say(f"{m.repo + ':' + m.file:<{width}}  {size(m.size):>8}  {family:<12}  {m.path}")
 
 

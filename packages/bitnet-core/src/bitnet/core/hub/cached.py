@@ -36,14 +36,21 @@ class CachedModel:
 
     Attributes:
         file: The path of the file, or of the first part, in the repository.
-        family: The architecture named in the file, such as ``bitnet-b1.58``; None: it cannot be read.
     """
 
     repo: str
     file: str
     size: int
     path: Path
-    family: str | None
+
+    @property
+    def family(self) -> str | None:
+        """The architecture named in the file, such as ``bitnet-b1.58``; None: it cannot be read."""
+        try:
+            family = GGUFFile(self.path).metadata.get("general.architecture")
+        except BitNetError:
+            return None
+        return family if isinstance(family, str) else None
 
 
 def models() -> list[CachedModel]:
@@ -57,16 +64,8 @@ def models() -> list[CachedModel]:
                 seen.add(blob)
                 file = path.relative_to(snapshots).as_posix().partition("/")[2]
                 size = sum(part.stat().st_size for part in parts if part.is_file())
-                found.append(CachedModel(repo, file, size, path, _family(path)))
+                found.append(CachedModel(repo, file, size, path))
     return found
-
-
-def _family(path: Path) -> str | None:
-    try:
-        family = GGUFFile(path).metadata.get("general.architecture")
-    except BitNetError:
-        return None
-    return family if isinstance(family, str) else None
 
 
 def repos() -> list[str]:
@@ -80,10 +79,10 @@ def repos() -> list[str]:
 
 def find(name: HubName) -> Path | None:
     """The cached file that a name refers to, chosen among the cached ones; None if there is none."""
-    snapshot = _snapshot(name.repo)
-    if snapshot is None:
+    folder = snapshot(name.repo)
+    if folder is None:
         return None
-    paths = {path.relative_to(snapshot).as_posix(): path for path in snapshot.rglob("*.gguf") if path.is_file()}
+    paths = {path.relative_to(folder).as_posix(): path for path in folder.rglob("*.gguf") if path.is_file()}
     try:
         choice = choose(name, [RemoteFile(path, paths[path].stat().st_size) for path in sorted(paths)])
     except ModelNotFoundError:
@@ -91,11 +90,12 @@ def find(name: HubName) -> Path | None:
     return None if choice is None else paths[choice.file.path]
 
 
-def _snapshot(repo: str) -> Path | None:
+def snapshot(repo: str) -> Path | None:
+    """The folder with the files of a model's newest cached version; None if there is none."""
     folder = model_folder(repo)
     try:
         commit = (folder / "refs" / BRANCH).read_text(encoding="ascii").strip()
     except (OSError, ValueError):
         return None
-    snapshot = folder / "snapshots" / commit
-    return snapshot if _COMMIT.fullmatch(commit) and snapshot.is_dir() else None
+    found = folder / "snapshots" / commit
+    return found if _COMMIT.fullmatch(commit) and found.is_dir() else None

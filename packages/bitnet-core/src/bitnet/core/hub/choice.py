@@ -88,6 +88,16 @@ def _plain(written: str) -> str:
     return written
 
 
+def is_model(path: str) -> bool:
+    """Whether a file is a language model by its name, or a part of one: not a projector, say."""
+    return path.lower().endswith(".gguf") and not _NO_MODEL.search(_stem(path))
+
+
+def is_supported(path: str) -> bool:
+    """Whether bitnet runs models of the encoding in a file's name, if it names any."""
+    return is_model(path) and encoding(path) in _RANK
+
+
 def choose(name: HubName, files: Sequence[RemoteFile]) -> Choice | None:
     """The file that a name refers to, with all its parts; None if no file was named and there is no GGUF file.
 
@@ -96,13 +106,13 @@ def choose(name: HubName, files: Sequence[RemoteFile]) -> Choice | None:
             files.
         InvalidInputError: The named file is not a GGUF file.
     """
-    models = [file for file in files if file.path.lower().endswith(".gguf") and not _NO_MODEL.search(_stem(file.path))]
+    models = [file for file in files if is_model(file.path)]
     models, missing = _joined(models)
     if name.file is not None:
         models = _named(name, models, missing, files)
     elif not models and not missing:
         return None
-    fit = [file for file in models if encoding(file.path) in _RANK]
+    fit = [file for file in models if is_supported(file.path)]
     if name.file is not None and len(models) == 1:
         return Choice(models[0], "")
     if not fit:

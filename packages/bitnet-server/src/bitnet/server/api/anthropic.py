@@ -67,7 +67,7 @@ def parse(service: Service, fields: Fields) -> Job:
     options = {name: value for name, value in options.items() if value is not None}
     return Job(
         prompts=lambda: [service.chat_tokens(messages, tools, how)],
-        options=checked({"temperature": 1.0, **options}),
+        options=checked({"temperature": 1.0, **service.preset.sampling, **options}),
         answer=MessageAnswer(service, tools, thinks=bool(how.thinking.allowed)),
         stream=SSE if fields.flag("stream") else None,
         form=only_form(tools, _form(fields), template),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import datetime, timezone
 from typing import Any
 
@@ -39,7 +39,7 @@ def error_body(error: RequestError) -> dict[str, Any]:
     return {"error": str(error)}
 
 
-def _options(fields: Fields) -> dict[str, Any]:
+def _options(fields: Fields, preset: Mapping[str, Any]) -> dict[str, Any]:
     given = fields.object("options") or Fields({}, "options")
     OLLAMA_OPTIONS.check(given)
     most = given.integer("num_predict", -2)
@@ -55,10 +55,14 @@ def _options(fields: Fields) -> dict[str, Any]:
         "stop": given.strings("stop", MAX_STOPS) or None,
         "seed": seed % 2**63 if seed is not None else None,
     }
-    chosen = DEFAULTS | {name: value for name, value in found.items() if value is not None}
+    chosen = {"max_tokens": None, **DEFAULTS, **preset} | {
+        name: value for name, value in found.items() if value is not None
+    }
     top = fields.integer("top_logprobs", 0, MAX_TOP_LOGPROBS) or 0
     logprobs = top if fields.flag("logprobs") else None
-    return {"max_tokens": most if most is not None and most > 0 else None, "logprobs": logprobs, **chosen}
+    if most is not None:
+        chosen["max_tokens"] = most if most > 0 else None
+    return {"logprobs": logprobs, **chosen}
 
 
 def _job(
@@ -71,7 +75,9 @@ def _job(
 ) -> Job:
     return Job(
         prompts=lambda: [tokens()],
-        options=checked({**_options(fields), "reasoning_budget": service.reasoning_budget(how.thinking)}),
+        options=checked(
+            {**_options(fields, service.preset.sampling), "reasoning_budget": service.reasoning_budget(how.thinking)}
+        ),
         answer=answer,
         stream=NDJSON if fields.flag("stream", True) else None,
         form=only_form(tools, ollama_form(fields), service.model.chat_template),
@@ -135,10 +141,10 @@ async def generate_unloaded(state: State, call: Call, fields: Fields) -> bool:
 async def _unloaded(state: State, call: Call, fields: Fields, known: Known, nothing: dict[str, Any]) -> bool:
     fields.require("model")
     known.check(fields)
-    one = state.pool.named(fields.text("model"))
+    one, names, _ = await state.pool.find(fields.text("model"))
     if one.loaded or one.loading is not None or not _unloads(fields):
         return False
-    await call.reply(_line(one.source.names[0], nothing, True, done_reason="unload"))
+    await call.reply(_line(names[0], nothing, True, done_reason="unload"))
     return True
 
 

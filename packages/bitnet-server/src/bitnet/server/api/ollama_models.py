@@ -7,11 +7,11 @@ from pathlib import Path
 from typing import Any
 
 from bitnet.core import __version__
-from bitnet.core.gguf.split import model_bytes
 from bitnet.core.hal import DeviceType
 from bitnet.core.text.chat import ChatTemplate
 from bitnet.core.text.thinking import marks_of
 from bitnet.server.models.facts import ModelFacts, digest_of, facts_of, parameter_size
+from bitnet.server.models.folder import readable_file, stored_bytes
 from bitnet.server.models.pooled import PooledModel
 from bitnet.server.models.service import Service
 from bitnet.server.models.state import State
@@ -41,26 +41,28 @@ def _modified(path: Path) -> str:
 
 async def _entry(state: State, one: PooledModel, name: str) -> dict[str, Any]:
     path = one.source.path
-    facts, digest = await state.shared.in_thread(lambda: (facts_of(path), digest_of(path)))
+    file = readable_file(path) or path
+    facts, digest = await state.shared.in_thread(lambda: (facts_of(file), digest_of(file)))
     return {
         "name": name,
         "model": name,
         "modified_at": _modified(path),
-        "size": model_bytes(path),
+        "size": stored_bytes(path),
         "digest": digest or "",
         "details": _details(facts),
     }
 
 
 async def tags(state: State, call: Call) -> None:
-    models = [await _entry(state, one, name) for one in state.pool.models for name in one.source.names]
+    await state.pool.refresh()
+    models = [await _entry(state, entry.model, entry.names[0]) for entry in state.pool.listing.entries()]
     await call.reply({"models": models})
 
 
 async def ps(state: State, call: Call) -> None:
     """The models that are loaded."""
     models = []
-    for one in state.pool.models:
+    for one in tuple(state.pool.models):
         service = one.service
         if service is not None:
             on_gpu = service.model.device.type in (DeviceType.DISCRETE, DeviceType.INTEGRATED)

@@ -42,7 +42,11 @@ def parse(service: Service, fields: Fields) -> Job:
     if top and not wants_logprobs:
         raise wrong("top_logprobs", "needs logprobs to be true.")
     options = sampling_options(
-        fields, service.model.tokenizer, max_tokens=most, logprobs=(top or 0) if wants_logprobs else None
+        fields,
+        service.model.tokenizer,
+        service.preset.sampling,
+        max_tokens=most,
+        logprobs=(top or 0) if wants_logprobs else None,
     )
     options["reasoning_budget"] = service.reasoning_budget(how.thinking)
     tools, template = openai_tools(fields), service.model.chat_template

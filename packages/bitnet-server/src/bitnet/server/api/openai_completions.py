@@ -49,7 +49,12 @@ def parse(service: Service, fields: Fields) -> Job:
     return Job(
         prompts=tokens,
         options=sampling_options(
-            fields, service.model.tokenizer, max_tokens=most, logprobs=logprobs, prompt_logprobs=of_prompt
+            fields,
+            service.model.tokenizer,
+            service.preset.sampling,
+            max_tokens=most,
+            logprobs=logprobs,
+            prompt_logprobs=of_prompt,
         ),
         answer=answer,
         n=n,

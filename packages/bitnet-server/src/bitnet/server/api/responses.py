@@ -64,11 +64,12 @@ def parse(service: Service, fields: Fields, owner: bytes = b"") -> Job:
     temperature, top_p = fields.number("temperature", 0, 2), fields.number("top_p", 0, 1)
     reasoning = fields.object("reasoning") or Fields({}, "reasoning")
     how = ChatPrompt(thinking=ThinkingChoice(effort=read_effort(reasoning, "effort")))
+    most = token_limit(fields, "max_output_tokens")
+    given = {"max_tokens": most, "temperature": temperature, "top_p": top_p}
     options = {
         "reasoning_budget": service.reasoning_budget(how.thinking),
-        "max_tokens": token_limit(fields, "max_output_tokens"),
-        "temperature": 1.0 if temperature is None else temperature,
-        "top_p": 1.0 if top_p is None else top_p,
+        **{"max_tokens": None, "temperature": 1.0, "top_p": 1.0, **service.preset.sampling},
+        **{name: value for name, value in given.items() if value is not None},
     }
     asked = checked_form(None if form is None else format_of(form, form), fields)
     return Job(

@@ -14,28 +14,31 @@ from bitnet.server.request.fields import Fields
 
 
 def model_entry(one: PooledModel, name: str) -> dict[str, Any]:
-    """A model in OpenAI's list; ``status.value`` is as in llama.cpp's."""
+    """A model in OpenAI's list; ``status.value`` is as in llama.cpp's: ``unloaded``, ``loading``, ``loaded``, or
+    ``failed`` with the ``reason``."""
     service = one.service
     entry = {"id": name, "object": "model", "created": one.created, "owned_by": "bitnet"}
-    status: dict[str, Any] = {"value": "unloaded", "bytes": one.size}
+    status: dict[str, Any] = {"value": "unloaded" if one.loading is None else "loading", "bytes": one.size}
     if service is not None:
         load = service.model.load()
         entry["max_model_len"] = service.model.context
         status |= {"value": "loaded", "device": service.devices}
         status |= {"running": load.running, "waiting": load.waiting}
-    if one.failure is not None:
-        status["value"] = "failed"
+    reason = one.failure or (one.problem if one.loading is None else None)
+    if reason is not None:
+        status |= {"value": "failed", "reason": reason}
     return {**entry, "status": status}
 
 
 async def models(state: State, call: Call) -> None:
-    data = [model_entry(one, name) for one in state.pool.models for name in one.source.names]
+    await state.pool.refresh()
+    data = [model_entry(entry.model, entry.names[0]) for entry in state.pool.listing.entries()]
     await call.reply({"object": "list", "data": data})
 
 
 async def model(state: State, call: Call) -> None:
     name = call.scope["path_params"]["name"]
-    await call.reply(model_entry(state.pool.named(name), name))
+    await call.reply(model_entry((await state.pool.find(name)).model, name))
 
 
 async def reload(state: State, call: Call) -> None:
@@ -116,7 +119,7 @@ async def embeddings(state: State, call: Call) -> None:
     """
     fields = Fields(await call.json())
     fields.require("prompt" if "prompt" in fields else "input")  # older Ollama name, common name
-    name = state.pool.named(fields.text("model")).source.names[0]
+    name = (await state.pool.find(fields.text("model"))).names[0]
     raise RequestError(
         400,
         f"{name} generates text and was not made for embeddings; use a model that was, on another server.",

@@ -7,7 +7,7 @@ from typing import Any
 
 import click
 
-from bitnet.core.cli.options import F, model_options
+from bitnet.core.cli.options import F, FileName, model_options
 
 GROUPS = {
     "Clients": ("alias", "api_key", "api_key_file", "cors", "page"),
@@ -90,3 +90,11 @@ def several_models(function: F) -> F:
     option.multiple = True
     option.help = "GGUF model, or hf:ORG/NAME[:FILE]; repeatable.  [default: the small one in this package]"
     return decorated
+
+
+models_option = click.option(
+    "--models",
+    metavar="FOLDER",
+    type=FileName(),
+    help="Folder of models, which are loaded on demand, as are those in the hub's cache.  [default: none]",
+)

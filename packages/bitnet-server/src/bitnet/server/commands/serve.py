@@ -14,16 +14,29 @@ import click
 from bitnet.core.cli.console import read_text
 from bitnet.core.cli.options import LOAD_OPTIONS, FileName, context_option, load
 from bitnet.core.errors import BitNetError, InvalidInputError
-from bitnet.server.commands.options import Finite, Grouped, cluster_only, not_empty, replicas, root_path, several_models
+from bitnet.server.commands.options import (
+    Finite,
+    Grouped,
+    cluster_only,
+    models_option,
+    not_empty,
+    replicas,
+    root_path,
+    several_models,
+)
 
 if TYPE_CHECKING:
+    from bitnet.core import Model
     from bitnet.server.http.listening import Listen
+    from bitnet.server.models.catalog import Catalog
+    from bitnet.server.models.presets import ModelSettings
     from bitnet.server.models.service import Source
     from bitnet.server.models.settings import Settings
 
 
 @click.command(cls=Grouped)
 @several_models
+@models_option
 @context_option
 @click.option(
     "--alias",
@@ -177,6 +190,7 @@ def serve(**params: Any) -> None:
     \b
     bitnet serve -m model.gguf
     bitnet serve -m small.gguf -m large.gguf --max-memory 8
+    bitnet serve --models ~/models --max-memory 8
     bitnet serve -m model.gguf --host 0.0.0.0 --api-key-file keys.txt
     bitnet serve -m model.gguf --ray --address auto --replicas 4
     """
@@ -208,13 +222,13 @@ def serve(**params: Any) -> None:
     if params["ray"]:
         _serve_on_ray(params, settings, listen)
     else:
-        serve_models(_sources(params), settings, listen)
+        serve_models(_sources(params), settings, listen, _catalog(params))
 
 
 def _serve_on_ray(params: dict[str, Any], settings: Settings, listen: Listen) -> None:
     from importlib.util import find_spec
 
-    for name in ("uds", "max_memory"):
+    for name in ("uds", "max_memory", "models"):
         if params[name] is not None:
             raise click.UsageError(f"--{name.replace('_', '-')} and --ray exclude each other.")
     if listen.port == 0:
@@ -271,17 +285,38 @@ def _named(params: dict[str, Any]) -> list[tuple[tuple[str, ...], Path]]:
 
 
 def _sources(params: dict[str, Any]) -> list[Source]:
-    """The models, their names, and how to load them."""
+    """The models, their names, and how to load them; with a models folder, only those that are named."""
     from bitnet.core.gguf import GGUFFile
     from bitnet.server.models.service import Source
 
+    if params["models"] is not None and not params["model"]:
+        if params["alias"]:
+            raise click.UsageError(f"--alias needs -m; {params['models'] / 'models.toml'} may have aliases.")
+        return []
     named = _named(params)
     paths = [path for _, path in named]
     for path in paths[1:]:  # these models are loaded on demand, but a broken file is an error now
         GGUFFile(path)
-    bounds = {"max_seqs": params["parallel"], **{name: params[name] for name in ("max_queue", "max_queue_tokens")}}
-    loads = [partial(load, {**params, "model": path}, **bounds) for path in paths]
+    loads = [partial(load, {**params, "model": path}, **_bounds(params)) for path in paths]
     return [Source(*found, load) for found, load in zip(named, loads, strict=True)]
+
+
+def _bounds(params: dict[str, Any]) -> dict[str, Any]:
+    return {"max_seqs": params["parallel"], **{name: params[name] for name in ("max_queue", "max_queue_tokens")}}
+
+
+def _catalog(params: dict[str, Any]) -> Catalog | None:
+    """The models of the folder and of the hub's cache, if there is a folder."""
+    from bitnet.server.models.catalog import Catalog
+
+    if params["models"] is None:
+        return None
+
+    def loaded(path: Path, settings: ModelSettings) -> Model:
+        own = {name: value for name in ("context", "device") if (value := getattr(settings, name)) is not None}
+        return load({**params, **own, "model": path}, **_bounds(params))
+
+    return Catalog(params["models"], loaded)
 
 
 def _names(files: Sequence[Any], stems: Sequence[str]) -> list[tuple[str, ...]]:

@@ -254,7 +254,7 @@ class _Run:
             make = self._service.backend.receipt
             made = self._service.shared.in_thread(lambda: [make(request) for request in self._requests])
             receipts = await self._in_time(made)
-        self._service.proved = True
+        self._service.loaded.proved = True
         return Result([self._with_stop(completion, completion) for completion in done], self._job.n, receipts)
 
     def _with_stop(self, part: Part, completion: Completion | None) -> Part:

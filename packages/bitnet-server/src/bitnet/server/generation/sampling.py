@@ -26,6 +26,7 @@ OPENAI_DEFAULTS = {"temperature": 1.0}
 def sampling_options(
     fields: Fields,
     tokenizer: Tokenizer,
+    preset: Mapping[str, Any],
     *,
     max_tokens: int | None,
     logprobs: int | None = None,
@@ -35,13 +36,15 @@ def sampling_options(
     """The checked options of a request.
 
     Args:
-        defaults: Options of sampling that hold where the request says nothing.
+        preset: Options that the model's preset sets; what the request sets counts more.
+        defaults: Options of sampling that hold where neither says anything.
 
     Raises:
         RequestError: A field is out of its range.
     """
     top_k = fields.integer("top_k", -1)
     found: dict[str, Any] = {
+        "max_tokens": max_tokens,
         "temperature": fields.number("temperature", 0, 100),
         "top_k": None if top_k is None else max(0, top_k),  # -1 turns it off in vLLM
         "top_p": fields.number("top_p", 0, 1),
@@ -61,7 +64,7 @@ def sampling_options(
         "prompt_logprobs": prompt_logprobs,
     }
     given = {name: value for name, value in found.items() if value is not None}
-    return checked({"max_tokens": max_tokens, **defaults, **given, **left_out(fields)})
+    return checked({"max_tokens": None, **defaults, **preset, **given, **left_out(fields)})
 
 
 def token_limit(fields: Fields, *names: str, default: int | None = None, least: int = 1) -> int | None:

@@ -23,6 +23,7 @@ from bitnet.core.cli.console import note
 from bitnet.core.errors import BitNetError
 from bitnet.server.http.app import App, access_log
 from bitnet.server.http.connection import Connection
+from bitnet.server.models.catalog import Catalog
 from bitnet.server.models.service import Source
 from bitnet.server.models.settings import Settings
 from bitnet.server.models.state import State
@@ -83,11 +84,21 @@ class Server(uvicorn.Server):
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await super().startup(sockets=sockets)
         if self.started:
-            devices = ", ".join({service.devices: None for service in self._state.pool.services()})
-            note(f"Serving {', '.join(self._state.pool.names)} on {devices} at {self._address()}")
+            note(f"Serving {self._what()} at {self._address()}")
             if hasattr(signal, "SIGHUP") and not (sys.stdin is not None and sys.stdin.isatty()):
                 # on a terminal, SIGHUP means that the terminal has closed, and ends the server
                 asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, self._state.pool.reload_soon)
+
+    def _what(self) -> str:
+        """The models and their devices; those of a catalog are counted, as there may be many."""
+        pool = self._state.pool
+        catalog, loaded = pool.listing.catalog, pool.services()
+        devices = ", ".join({service.devices: None for service in loaded})
+        if catalog is None:
+            return f"{', '.join(pool.listing.names)} on {devices}"
+        count = len(pool.models)
+        of = f"{count} model{'' if count == 1 else 's'} of {catalog.folder} and of the hub's cache"
+        return f"{of}, {', '.join(service.names[0] for service in loaded)} on {devices}" if loaded else of
 
     def _address(self) -> str:
         if self._listen.uds is not None:
@@ -121,8 +132,12 @@ class Server(uvicorn.Server):
                 signal.signal(number, handler)
 
 
-def serve_models(sources: Sequence[Source], settings: Settings, listen: Listen) -> None:
+def serve_models(sources: Sequence[Source], settings: Settings, listen: Listen, catalog: Catalog | None = None) -> None:
     """Serve until a signal ends it.
+
+    Args:
+        sources: Models that stay; the first is the default for requests that name none.
+        catalog: Models that come and go; None: there are none.
 
     Raises:
         BitNetError: The first model cannot be loaded, listening on the address fails, or a certificate cannot be read.
@@ -132,7 +147,7 @@ def serve_models(sources: Sequence[Source], settings: Settings, listen: Listen) 
         lambda record: not isinstance(record.msg, OSError)
     )  # the BitNetError says it
     listen.warn_if_open(settings)
-    state = State(sources, settings)
+    state = State(sources, settings, catalog)
     state.pool.open()
     try:
         config = uvicorn.Config(

@@ -127,7 +127,9 @@ def of_current(path: str, answer: OfCurrent) -> Endpoint:
     """An endpoint about the most recently requested model."""
 
     async def handle(state: State, call: Call) -> None:
-        await _with_model(state, call, state.pool.current(), "model", lambda service: answer(service, call))
+        await state.pool.refresh()
+        name = state.pool.listing.current().source.names[0]
+        await _with_model(state, call, name, "model", lambda service: answer(service, call))
 
     return Endpoint(path, handle, works=True)
 

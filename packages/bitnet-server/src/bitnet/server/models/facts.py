@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import re
 from dataclasses import dataclass
 from functools import lru_cache
 from math import prod
@@ -11,6 +13,9 @@ from bitnet.core.errors import BitNetError
 from bitnet.core.gguf.split import part_paths
 from bitnet.core.model.file import open_model
 
+MAX_HASHED = 256 << 20
+"""Maximum bytes of a file that is read to identify it."""
+_SHA256 = re.compile(r"[0-9a-f]{64}")
 _SCALES = ((10**9, "B", 1), (10**6, "M", 2), (10**3, "K", 0))
 
 
@@ -47,9 +52,18 @@ def facts_of(path: Path) -> ModelFacts | None:
 
 
 def digest_of(path: Path) -> str | None:
-    """Hexadecimal SHA-256 of a model's file, computed once for each state of it; None as for :func:`facts_of`."""
+    """64 hexadecimal digits that identify a model's file; None as for :func:`facts_of`.
+
+    They are its SHA-256, which the hub's cache knows, and which is computed once for each state of another file. A file
+    of more than :data:`MAX_HASHED` bytes would take seconds: it is identified by its name, size and times.
+    """
     try:
-        return _digest(path, _state(path))
+        state = _state(path)
+        if _SHA256.fullmatch(blob := path.resolve().name):
+            return blob
+        if sum(part.stat().st_size for part in part_paths(path)) > MAX_HASHED:
+            return hashlib.sha256(repr((path.name, state)).encode()).hexdigest()
+        return _digest(path, state)
     except (BitNetError, OSError):
         return None
 

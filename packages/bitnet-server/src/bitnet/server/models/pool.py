@@ -10,8 +10,11 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext
 from typing import TypeVar
 
-from bitnet.core.errors import BitNetError, DeviceError, ModelFileError, brief
+from bitnet.core.errors import BitNetError, DeviceError, ModelFileError
 from bitnet.core.support.garbage import give_back, set_aside
+from bitnet.server.models.catalog import Catalog
+from bitnet.server.models.folder import state_of
+from bitnet.server.models.listing import Listing, Named
 from bitnet.server.models.pooled import PooledModel
 from bitnet.server.models.service import Service, Source
 from bitnet.server.models.settings import Settings
@@ -34,16 +37,18 @@ class Pool:
     """The models of a server, loaded when a request needs them and unloaded when memory is short.
 
     Args:
-        sources: The models; the first is the default for requests that name none.
+        sources: Models that stay; the first is the default for requests that name none.
+        catalog: Models that come and go; None: there are none.
 
     Attributes:
-        models: All of them, loaded or not.
+        listing: All of them, loaded or not, by name.
         shared: What their requests share.
     """
 
-    def __init__(self, sources: Sequence[Source], settings: Settings) -> None:
+    def __init__(self, sources: Sequence[Source], settings: Settings, catalog: Catalog | None = None) -> None:
         self._settings = settings
-        self.models = [PooledModel(source) for source in sources]
+        self.listing = Listing(sources, catalog)
+        self._refreshing = asyncio.Lock()
         self.shared = Shared(settings, self.services)
         self._released = asyncio.Event()
         self._room: AbstractAsyncContextManager[object] = nullcontext()
@@ -53,22 +58,25 @@ class Pool:
         self._tasks: set[asyncio.Task[None]] = set()
 
     def open(self) -> None:
-        """Load the first model, before the event loop starts.
+        """Load the first model, before the event loop starts; models of the catalog wait for their first request.
 
         Raises:
             BitNetError: It cannot be loaded, or some model's file alone takes more memory than is allowed.
         """
         for one in self.models:
             self._settings.check_memory(one.source.names[0], one.size)
-        self._took(self.models[0], self._load(self.models[0]))
+        if self.models:
+            self._took(self.models[0], self._load(self.models[0]))
+        if self.listing.catalog is not None:
+            self.listing.take(self.listing.catalog.sources())
+
+    @property
+    def models(self) -> list[PooledModel]:
+        return self.listing.models
 
     def services(self) -> list[Service]:
         """The models that are loaded."""
         return [one.service for one in tuple(self.models) if one.service is not None]
-
-    @property
-    def names(self) -> list[str]:
-        return [name for one in self.models for name in one.source.names]
 
     @property
     def failure(self) -> str | None:
@@ -83,20 +91,34 @@ class Pool:
             except ModelFileError as error:
                 self.note_failure(service, error)
 
-    def named(self, name: str | None, field: str = "model") -> PooledModel:
-        """The model that a request names.
+    async def find(self, name: str | None, field: str = "model") -> Named:
+        """What a request's name means, now.
 
         Raises:
             RequestError: There is no model with that name.
         """
-        if name is None:
-            return self.models[0]
-        for one in self.models:
-            if name in one.source.names or name.removesuffix(":latest") in one.source.names:
-                return one
-        here = self.names
-        are = f"{', '.join(here)} {'is' if len(here) == 1 else 'are'}"
-        raise RequestError(404, f"The model {brief(name)} is not here; {are}.", field=field, code="model_not_found")
+        if self.listing.stale(name):
+            await self.refresh()
+        return self.listing.named(name, field)
+
+    async def refresh(self) -> None:
+        """Look at what the catalog has now. Models whose files are gone are unloaded when their requests have ended."""
+        catalog = self.listing.catalog
+        if catalog is None:
+            return
+        async with self._refreshing:
+            sources = await self.shared.in_thread(catalog.sources)
+            for one in self.listing.take(sources):
+                log.info("%s is gone", one.source.path)
+                self._let_go(one)
+
+    def _let_go(self, one: PooledModel) -> None:
+        """Unload a model when its last request has ended."""
+        service, one.service = one.service, None
+        if service is not None:
+            service.retired = True
+            if not service.users:
+                one.thread.submit(service.close)
 
     @asynccontextmanager
     async def using(self, name: str | None, field: str = "model", until: float | None = None) -> AsyncIterator[Service]:
@@ -108,7 +130,7 @@ class Pool:
         Raises:
             RequestError: There is no such model, it failed or cannot be loaded, or memory or time did not suffice.
         """
-        one = self.named(name, field)
+        one, names, preset = await self.find(name, field)
         one.waiting += 1
         try:
             service = await self._ready(one, until)
@@ -118,7 +140,8 @@ class Pool:
             self._released.set()
         one.used = time.monotonic()
         try:
-            yield service
+            shown = service.named(names, preset)
+            yield shown
         except (DeviceError, ModelFileError) as error:
             self.note_failure(service, error)
             raise
@@ -127,10 +150,6 @@ class Pool:
             self._released.set()
             if service.retired and not service.users:
                 one.thread.submit(service.close)
-
-    def current(self) -> str:
-        """The name of the most recently requested model."""
-        return max(self.models, key=lambda one: (one.loaded, one.used)).source.names[0]
 
     async def _ready(self, one: PooledModel, until: float | None) -> Service:
         """Have a model loaded. Requests share one load, which continues even if they leave."""
@@ -178,6 +197,7 @@ class Pool:
             self._took(one, await _in(one.thread, lambda: self._load(one)))
         except (BitNetError, OSError) as error:
             name = one.source.names[0]
+            one.problem = str(as_request_error(error))
             log.error("%s could not be loaded: %s", name, error)
             raise RequestError(
                 503, f"{name} could not be loaded; the server's log says why.", code="model_load_failed"
@@ -196,7 +216,7 @@ class Pool:
         return service
 
     def _took(self, one: PooledModel, service: Service) -> None:
-        one.service, one.failure, one.used = service, None, time.monotonic()
+        one.service, one.failure, one.problem, one.used = service, None, None, time.monotonic()
         one.size = service.size
 
     async def _make_room(self, one: PooledModel) -> bool:
@@ -224,17 +244,18 @@ class Pool:
         """
         if not service.reloads:
             raise RequestError(400, f"{service.names[0]} cannot be unloaded; it belongs to the program that serves it.")
-        one = next((one for one in self.models if one.service is service), None)
+        one = next((one for one in self.models if one.service is service.loaded), None)
         if one is not None:
             log.info("unloading %s", one.source.path)
-            one.service, service.retired = None, True
+            one.service, service.loaded.retired = None, True
 
     def note_failure(self, service: Service, error: BaseException) -> None:
         """Take a model out of service whose device or file has failed, and try once to reload it."""
+        service = service.loaded
         one = next((one for one in self.models if one.service is service), None)
         if one is None or one.failure is not None or not isinstance(error, DeviceError | ModelFileError):
             return
-        one.failure = str(as_request_error(error))
+        one.failure, one.failed_as = str(as_request_error(error)), state_of(one.source.path)
         log.error("%s failed: %s", one.source.names[0], error)
         proved = service.proved or isinstance(error, ModelFileError)
         if one.source.reloads and proved:  # a model that never answered would fail again
@@ -254,7 +275,7 @@ class Pool:
                 anew.proved = False
                 self._took(one, anew)
             except Exception as error:
-                one.failure = str(as_request_error(error))
+                one.failure, one.failed_as = str(as_request_error(error)), state_of(one.source.path)
                 log.error("%s could not be reloaded: %s", one.source.names[0], error)
                 return
         log.warning("%s was reloaded and answers again", one.source.names[0])

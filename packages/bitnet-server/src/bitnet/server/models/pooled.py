@@ -6,7 +6,7 @@ import asyncio
 import time
 from concurrent.futures import ThreadPoolExecutor
 
-from bitnet.core.gguf.split import model_bytes, part_paths
+from bitnet.server.models.folder import stored_bytes, stored_files
 from bitnet.server.models.service import Service, Source
 
 
@@ -16,6 +16,8 @@ class PooledModel:
     Attributes:
         service: The loaded model, or None.
         failure: Why it cannot answer until it is reloaded.
+        problem: Why it could not be loaded when it was last tried; the next request tries again.
+        failed_as: The state of its files when it failed.
         size: Bytes of memory that it needs; before the first load, the size of its file or files.
         used: Time of the last request for it, on :func:`time.monotonic`'s clock.
         waiting: Number of requests that are about to use it, or wait for it to load.
@@ -28,7 +30,9 @@ class PooledModel:
         self.source = source
         self.service: Service | None = None
         self.failure: str | None = None
-        self.size = model_bytes(source.path)
+        self.problem: str | None = None
+        self.failed_as: tuple[int, ...] | None = None
+        self.size = stored_bytes(source.path)
         self.used = 0.0
         self.waiting = 0
         self.loading: asyncio.Task[None] | None = None
@@ -40,11 +44,16 @@ class PooledModel:
     def loaded(self) -> bool:
         return self.service is not None
 
+    @property
+    def idle(self) -> bool:
+        """Whether it is not loaded, and nobody waits for it."""
+        return self.service is None and self.loading is None and not self.waiting
+
     def written(self) -> tuple[float, int] | None:
         """When the file, or a part of it, was last written to, in seconds since 1970, and its bytes; None: a part is
         missing."""
         try:
-            found = [part.stat() for part in part_paths(self.source.path)]
+            found = [file.stat() for file in stored_files(self.source.path)]
         except OSError:
             return None
-        return max(info.st_mtime for info in found), sum(info.st_size for info in found)
+        return max((info.st_mtime for info in found), default=0.0), sum(info.st_size for info in found)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Sequence
+from copy import copy
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -11,11 +12,14 @@ from typing import Any, Protocol
 
 from bitnet.core import Model, __version__
 from bitnet.core.gguf.split import model_bytes
+from bitnet.core.text.chat import ChatTemplate
 from bitnet.server.chat.prompt import PLAIN, ChatPrompt
 from bitnet.server.chat.thinking import ThinkingChoice
 from bitnet.server.chat.tools import Tools, as_template_reads
 from bitnet.server.models.backend import Backend, InProcess, ServedModel
+from bitnet.server.models.presets import NO_PRESET, Preset
 from bitnet.server.models.shared import Shared
+from bitnet.server.models.templated import with_template
 from bitnet.server.request.errors import RequestError
 
 
@@ -27,12 +31,14 @@ class Source:
         names: Names by which clients may request it; answers carry the first.
         load: Makes a model in this process, or what computes its answers elsewhere.
         reloads: Whether ``load`` makes a new model each time, which the server must close.
+        preset: What requests get that say nothing else.
     """
 
     names: tuple[str, ...]
     path: Path
     load: Callable[[], Model | Backend[Any, Any]]
     reloads: bool = True
+    preset: Preset = NO_PRESET
 
 
 class Owner(Protocol):
@@ -57,12 +63,16 @@ class Service:
         reloads: Whether the server loaded it, and may unload it.
         proved: Whether it has answered a request since its device last failed.
         retired: Whether another model has replaced it; it is closed when its last request ends.
+        preset: What requests get that say nothing else.
     """
 
     def __init__(self, loaded: Model | Backend[Any, Any], source: Source, shared: Shared, owner: Owner) -> None:
         self.backend: Backend[Any, Any] = InProcess(loaded) if isinstance(loaded, Model) else loaded
         self.names, self.shared, self.owner = source.names, shared, owner
         self.reloads = source.reloads
+        self.preset = NO_PRESET
+        self._under: Service | None = None
+        self._templates: dict[str, ChatTemplate] = {}
         self.created = int(time.time())
         self.users = 0
         self.proved, self.retired = True, False
@@ -71,7 +81,29 @@ class Service:
 
     @property
     def model(self) -> ServedModel:
-        return self.backend.model
+        model, template = self.backend.model, self.preset.template
+        return model if template is None else with_template(model, self._templates[template])
+
+    @property
+    def loaded(self) -> Service:
+        """The service as it was loaded, which :meth:`named` shows under another name."""
+        return self if self._under is None else self._under
+
+    def named(self, names: tuple[str, ...], preset: Preset) -> Service:
+        """The same model under other names and with another preset. This is slow: call it outside the event loop.
+
+        Raises:
+            InvalidInputError: The preset's template is not valid.
+        """
+        if (names, preset) == (self.names, self.preset):
+            return self
+        if (source := preset.template) is not None and source not in self._templates:
+            tokenizer = self.backend.model.tokenizer
+            made = ChatTemplate(source, bos_token=tokenizer.bos_token, eos_token=tokenizer.eos_token)
+            self._templates[source] = made
+        shown = copy(self)
+        shown.names, shown.preset, shown._under = names, preset, self.loaded
+        return shown
 
     @property
     def devices(self) -> str:
@@ -87,6 +119,8 @@ class Service:
         self, messages: Sequence[dict[str, Any]], tools: Tools | None = None, how: ChatPrompt = PLAIN
     ) -> list[int]:
         """The prompt of a conversation. This is slow: call it outside the event loop."""
+        if self.preset.system is not None and not any(message["role"] == "system" for message in messages):
+            messages = [{"role": "system", "content": self.preset.system}, *messages]
         made, given = as_template_reads(messages, tools, self.model.chat_template)
         self._check_length(_characters([[(message["content"], message.get("tool_calls")) for message in made], given]))
         thinking = how.thinking.or_default(self.shared.settings.reasoning_budget)

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from bitnet.core import __version__
 from bitnet.server.models.admission import Admission
+from bitnet.server.models.catalog import Catalog
 from bitnet.server.models.pool import Pool
 from bitnet.server.models.service import Source
 from bitnet.server.models.settings import Settings
@@ -16,12 +17,13 @@ class State:
     """What endpoints and the application act on. The caller must close it.
 
     Args:
-        sources: The models; the first is the default for requests that name none.
+        sources: Models that stay; the first is the default for requests that name none.
+        catalog: Models that come and go; None: there are none.
     """
 
-    def __init__(self, sources: Sequence[Source], settings: Settings) -> None:
+    def __init__(self, sources: Sequence[Source], settings: Settings, catalog: Catalog | None = None) -> None:
         self.settings = settings
-        self.pool = Pool(sources, settings)
+        self.pool = Pool(sources, settings, catalog)
         self.shared = self.pool.shared
         self.admission = Admission(self.shared)
         self.bodies = Bodies(settings.max_body)

@@ -1,0 +1,114 @@
+"""What a server can load that was started with a models folder: the folder's models, the hub's cache, and settings."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from functools import partial
+from pathlib import Path
+from typing import Any, TypeAlias
+
+from bitnet.core import Model
+from bitnet.core.errors import BitNetError, InvalidInputError
+from bitnet.core.gguf.split import part_paths
+from bitnet.core.hub import cached, names
+from bitnet.core.hub.choice import is_supported
+from bitnet.core.support.log import logger
+from bitnet.server.models.backend import Backend
+from bitnet.server.models.folder import gguf_of, models_in
+from bitnet.server.models.presets import FILE, ModelSettings, read_settings
+from bitnet.server.models.service import Source
+
+Load: TypeAlias = Callable[[Path, ModelSettings], "Model | Backend[Any, Any]"]
+"""Loads a GGUF file."""
+
+
+class Catalog:
+    """The models of a folder and of the hub's cache, which may change at any time. For one thread at a time.
+
+    Args:
+        folder: The models folder. Its ``models.toml`` is read again when it changes.
+        load: Loads one of the models.
+
+    Raises:
+        InvalidInputError: The folder cannot be read, or its settings are wrong.
+    """
+
+    def __init__(self, folder: Path, load: Load) -> None:
+        self.folder, self._load = folder, load
+        self._state = self._settings_state()
+        self._settings = read_settings(folder)
+        self._unknown: frozenset[str] = frozenset()
+        try:
+            models_in(folder)
+        except OSError as error:
+            raise InvalidInputError(f"--models {folder} cannot be read: {error.strerror}.") from None
+
+    def sources(self) -> list[Source]:
+        """The models that are there now, sorted by name; the folder's come first."""
+        self._read_settings()
+        found = self._paths()
+        unknown = frozenset(self._settings) - frozenset(found)
+        for name in sorted(unknown - self._unknown):
+            logger.warning("%s has settings of %s, which is not here.", self.folder / FILE, name)
+        self._unknown = unknown
+        return [self._source(name, path, found) for name, path in found.items()]
+
+    def _source(self, name: str, path: Path, found: Mapping[str, Path]) -> Source:
+        settings = self._settings.get(name, ModelSettings())
+        aliases = [alias for alias in settings.aliases if alias not in found]
+        return Source((name, *aliases), path, partial(self._loaded, path, settings), preset=settings.preset)
+
+    def _loaded(self, path: Path, settings: ModelSettings) -> Model | Backend[Any, Any]:
+        return self._load(gguf_of(path), settings)
+
+    def _paths(self) -> dict[str, Path]:
+        try:
+            found = models_in(self.folder)
+        except OSError as error:
+            logger.error("%s cannot be read: %s", self.folder, error.strerror)
+            found = {}
+        return found | {name: path for name, path in _cached().items() if name not in found}
+
+    def path_of(self, name: str) -> Path | None:
+        """The file in the hub's cache that a name on the hub means, such as ``ORG/NAME:i2_s``, if there is one."""
+        try:
+            return cached.find(names.parse(name))
+        except BitNetError:
+            return None
+
+    @property
+    def settings_changed(self) -> bool:
+        """Whether ``models.toml`` has been written since it was read."""
+        return self._settings_state() != self._state
+
+    def _settings_state(self) -> tuple[int, int] | None:
+        try:
+            info = (self.folder / FILE).stat()
+        except OSError:
+            return None
+        return info.st_mtime_ns, info.st_size
+
+    def _read_settings(self) -> None:
+        """Read the settings again if their file has changed; settings that are wrong change nothing."""
+        state = self._settings_state()
+        if state == self._state:
+            return
+        self._state = state
+        try:
+            self._settings = read_settings(self.folder)
+        except InvalidInputError as error:
+            logger.error("the settings stay as they were: %s", error)
+
+
+def _cached() -> dict[str, Path]:
+    """The models in the hub's cache: ``ORG/NAME``, or ``ORG/NAME:FILE`` where several files of one are there."""
+    found: dict[str, Path] = {}
+    for repo in cached.repos():
+        folder = cached.snapshot(repo)
+        files = [] if folder is None else sorted(folder.rglob("*.gguf"))
+        models = [file for file in files if is_supported(file.name) and part_paths(file)]
+        for file in models:
+            assert folder is not None
+            inside = file.relative_to(folder).as_posix()
+            found[repo if len(models) == 1 else f"{repo}:{inside}"] = file
+    return found

@@ -1,0 +1,144 @@
+"""The models of a server by name: those it was started with, and those that its catalog has at the moment."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+from bitnet.core.errors import brief
+from bitnet.server.models.catalog import Catalog
+from bitnet.server.models.folder import state_of, stored_bytes
+from bitnet.server.models.pooled import PooledModel
+from bitnet.server.models.presets import Preset
+from bitnet.server.models.service import Source
+from bitnet.server.request.errors import RequestError
+
+MAX_NAMED = 20
+"""Maximum names in an error."""
+
+
+class Named(NamedTuple):
+    """What a name means.
+
+    Attributes:
+        names: Names that an answer may carry; the first is the one that it carries.
+    """
+
+    model: PooledModel
+    names: tuple[str, ...]
+    preset: Preset
+
+
+class Listing:
+    """The models of a server, loaded or not.
+
+    Args:
+        sources: Models that stay; the first is the default for requests that name none.
+        catalog: Models that come and go; None: there are none.
+
+    Attributes:
+        models: All of them.
+    """
+
+    def __init__(self, sources: Sequence[Source], catalog: Catalog | None) -> None:
+        self.catalog = catalog
+        self._fixed = [PooledModel(source) for source in sources]
+        self._found: dict[Path, PooledModel] = {}
+        self._gone: set[str] = set()
+        self.models = [*self._fixed]
+
+    def entries(self) -> Iterator[Named]:
+        """Every name."""
+        for one in self.models:
+            for name in one.source.names:
+                yield Named(one, (name,), one.source.preset)
+
+    @property
+    def names(self) -> list[str]:
+        return [entry.names[0] for entry in self.entries()]
+
+    def default(self) -> PooledModel:
+        """The model of requests that name none: the first one, or the most recently used of a catalog.
+
+        Raises:
+            RequestError: There are no models.
+        """
+        return self._fixed[0] if self._fixed else self.current()
+
+    def current(self) -> PooledModel:
+        """The most recently requested model.
+
+        Raises:
+            RequestError: There are no models.
+        """
+        if not self.models:
+            raise RequestError(
+                404, "There are no models here yet; pull one, or put one into the folder.", code="model_not_found"
+            )
+        return max(self.models, key=lambda one: (one.loaded, one.used))
+
+    def lookup(self, name: str) -> Named | None:
+        """What a name means; None: nothing."""
+        for one in self.models:
+            for given in (name, name.removesuffix(":latest")):
+                if given in one.source.names:
+                    return Named(one, one.source.names, one.source.preset)
+        path = None if self.catalog is None else self.catalog.path_of(name)
+        cached = None if path is None else self._found.get(path)
+        return None if cached is None else Named(cached, cached.source.names, cached.source.preset)
+
+    def named(self, name: str | None, field: str = "model") -> Named:
+        """What a request's name means.
+
+        Raises:
+            RequestError: There is no model with that name.
+        """
+        if name is None:
+            one = self.default()
+            return Named(one, one.source.names, one.source.preset)
+        if (found := self.lookup(name)) is not None:
+            return found
+        here = self.names
+        more = f" and {len(here) - MAX_NAMED} more" if len(here) > MAX_NAMED else ""
+        are = f"{', '.join(here[:MAX_NAMED])}{more} {'is' if len(here) == 1 else 'are'}" if here else "no model is"
+        if name in self._gone:
+            what = f"The model {brief(name)} is not here any more, as its file was removed; {are}."
+        else:
+            what = f"The model {brief(name)} is not here; {are}."
+        raise RequestError(404, what, field=field, code="model_not_found")
+
+    def stale(self, name: str | None) -> bool:
+        """Whether the catalog must be asked before a name can be understood: its model may have come or gone."""
+        if self.catalog is None:
+            return False
+        found = self.lookup(name) if name is not None else None
+        if found is None or found.model.failure is not None or self.catalog.settings_changed:
+            return True
+        return not found.model.source.path.exists()
+
+    def take(self, sources: Sequence[Source]) -> list[PooledModel]:
+        """Have the catalog's models be these; returns those that are gone, which the caller must close.
+
+        A model in use stays until the next time, unless its file is gone. One whose file has changed since it failed
+        may be tried again.
+        """
+        before, self._found = self._found, {}
+        fixed = {one.source.path.resolve() for one in self._fixed}
+        taken = {name for one in self._fixed for name in one.source.names}
+        for source in sources:
+            names = tuple(name for name in source.names if name not in taken)
+            if not names or source.path.resolve() in fixed:
+                continue
+            taken |= set(names)
+            one = before.pop(source.path, None) or PooledModel(source)
+            one.source = Source(names, source.path, source.load, preset=source.preset)
+            if one.service is None:
+                one.size = stored_bytes(source.path)
+                if state_of(source.path) != one.failed_as:
+                    one.failure = None
+            self._found[source.path] = one
+        gone = [*before.values()]
+        self._gone = (self._gone | {name for one in gone for name in one.source.names}) - taken
+        self.models = [*self._fixed, *self._found.values()]
+        return gone
