@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -23,6 +23,9 @@ from bitnet.core.model.architectures import (
     RopeStyle,
     why_refused,
 )
+from bitnet.core.model.delta_net import MAX_LAYERS, DeltaNet, read_delta_net
+from bitnet.core.model.hadamard import Hadamard, read_hadamard
+from bitnet.core.model.keys import Keys
 from bitnet.core.model.rope import BETA_FAST, BETA_SLOW, LongRope, Yarn, longrope_attention, yarn_attention
 from bitnet.core.text.vocabulary import MAX_TOKENS
 
@@ -55,6 +58,11 @@ class ModelConfig:
         embedding_scale: Factor that multiplies token embeddings.
         residual_scale: Factor that multiplies each sub-layer's result before it is added.
         logit_scale: Factor that multiplies the logits.
+        rotary_dim: Elements of a head, from its first, that are rotated; None: all.
+        output_gate: Whether the attention's result is multiplied by the sigmoid of a gate. ``attn_q`` then has the rows
+            of each head of q followed by the rows of its gate, ``2 * head_dim`` in all.
+        delta_net: The layers that are recurrent; None: all attend.
+        hadamard: Transforms that are folded into the weights, or None.
     """
 
     architecture: str
@@ -82,6 +90,10 @@ class ModelConfig:
     embedding_scale: float = 1.0
     residual_scale: float = 1.0
     logit_scale: float = 1.0
+    rotary_dim: int | None = None
+    output_gate: bool = False
+    delta_net: DeltaNet | None = None
+    hadamard: Hadamard | None = None
 
     @property
     def family(self) -> Architecture:
@@ -93,6 +105,20 @@ class ModelConfig:
         """The epsilon of norms of the residual stream, which programs store divided by ``residual_scale`` (ADR
         0045)."""
         return self.rms_eps / self.residual_scale**2
+
+    @property
+    def rotated(self) -> int:
+        """Elements of a head that are rotated."""
+        return self.head_dim if self.rotary_dim is None else self.rotary_dim
+
+    def recurrent(self, layer: int) -> bool:
+        """Whether a layer is recurrent; otherwise it attends."""
+        return self.delta_net is not None and self.delta_net.recurrent[layer]
+
+    @property
+    def attention_layers(self) -> int:
+        """Layers that attend, each of which has a part of the KV cache."""
+        return self.layers - (sum(self.delta_net.recurrent) if self.delta_net is not None else 0)
 
 
 _KEYS_OF_SHAPE = {
@@ -117,7 +143,7 @@ def read_config(file: GGUFFile) -> ModelConfig:
             key="general.architecture",
         )
     family = BY_GGUF_NAME[architecture]
-    keys = _Keys(file, architecture)
+    keys = Keys(file, architecture)
     heads = keys.integer("attention.head_count")
     kv_heads = keys.integer("attention.head_count_kv", heads)
     hidden = keys.integer("embedding_length")
@@ -129,8 +155,13 @@ def read_config(file: GGUFFile) -> ModelConfig:
     head_dim = keys.integer("attention.key_length", hidden // heads)
     for wrong, message in shape_faults(hidden=hidden, heads=heads, head_dim=head_dim, ffn=ffn):
         raise keys.error(_KEYS_OF_SHAPE[wrong], message)
-    for key in ("attention.value_length", "rope.dimension_count"):
-        if keys.integer(key, head_dim) != head_dim:
+    rotary_dim = keys.integer("rope.dimension_count", head_dim)
+    partial = family.recurrent and rotary_dim < head_dim and rotary_dim % 2 == 0
+    for key, size in (
+        ("attention.value_length", keys.integer("attention.value_length", head_dim)),
+        ("rope.dimension_count", head_dim if partial else rotary_dim),
+    ):
+        if size != head_dim:
             raise keys.error(key, f"is {brief(keys.get(key))}; only the head's {head_dim} elements are supported.")
     embedding = file.tensors.get("token_embd.weight")
     if embedding is None or len(embedding.shape) != 2:
@@ -141,14 +172,17 @@ def read_config(file: GGUFFile) -> ModelConfig:
         raise keys.error("attention.clamp_kqv", "is not supported: bitnet does not clamp q, k and v.")
     name = file.metadata.get("general.name")
     context, theta = keys.integer("context_length"), keys.positive("rope.freq_base", 10_000.0)
-    scaling, attention = _rope_scaling(keys, head_dim, context, theta)
+    scaling, attention = _rope_scaling(keys, rotary_dim, context, theta)
+    layers = _layers(keys, family)
+    net = read_delta_net(keys, layers, MAX_TIMES_WIDER * hidden) if family.recurrent else None
+    widths = {hidden, heads * head_dim, ffn} | ({net.value_width} if net is not None else set())
     scales: Mapping[str, Any] = _scales(keys) if family.stream_scales else {}
     return ModelConfig(
         architecture=architecture,
         name=name if isinstance(name, str) and name else whole_name(file.path.stem),
         vocab_size=embedding.shape[0],
         hidden_size=hidden,
-        layers=keys.integer("block_count"),
+        layers=layers,
         heads=heads,
         kv_heads=kv_heads,
         head_dim=head_dim,
@@ -157,15 +191,19 @@ def read_config(file: GGUFFile) -> ModelConfig:
         rms_eps=keys.positive(f"attention.layer_norm_{'' if family.layer_norms else 'rms_'}epsilon"),
         rope_theta=theta,
         rope_style=family.rope_style,
-        rope_freq_factors=_freq_factors(keys, head_dim),
+        rope_freq_factors=_freq_factors(keys, rotary_dim),
         activation=_activation(keys, family),
         sub_norms="blk.0.attn_sub_norm.weight" in file.tensors,
         tied_embeddings="output.weight" not in file.tensors,
-        head_norms="blk.0.attn_q_norm.weight" in file.tensors,
+        head_norms=family.recurrent or "blk.0.attn_q_norm.weight" in file.tensors,
         qkv_biases=family.qkv_biases,
         layer_norms=family.layer_norms,
         rope_scaling=scaling,
         rope_attention_factor=attention,
+        rotary_dim=rotary_dim if partial else None,
+        output_gate=family.output_gate,
+        delta_net=net,
+        hadamard=read_hadamard(file, widths),
         **scales,
     )
 
@@ -183,53 +221,26 @@ def shape_faults(*, hidden: int, heads: int, head_dim: int, ffn: int) -> Iterato
             yield name, f"makes a width of {width}; the limit is {min(MAX_TIMES_WIDER * hidden, MAX_K)} for {hidden}."
 
 
-class _Keys:
-    """Reads the metadata keys of one architecture."""
-
-    def __init__(self, file: GGUFFile, architecture: str) -> None:
-        self.file = file
-        self.architecture = architecture
-
-    def error(self, key: str, message: str) -> Exception:
-        return self.file.error(message, key=f"{self.architecture}.{key}")
-
-    def get(self, key: str) -> Any:
-        """The value; if it is an array with one value per layer and all are equal, that value."""
-        value = self.file.metadata.get(f"{self.architecture}.{key}")
-        if isinstance(value, np.ndarray) and value.size and (value == value[0]).all():
-            return value[0].item()
-        return value
-
-    def integer(self, key: str, default: int | None = None) -> int:
-        value = self.get(key)
-        if value is None:
-            value = default
-        if type(value) is not int or not 0 < value < 2**31:
-            raise self.error(key, "is missing." if value is None else f"is {brief(value)}, not a positive integer.")
-        return value
-
-    def positive(self, key: str, default: float | None = None) -> float:
-        value = self.get(key)
-        if value is None:
-            value = default
-        if type(value) not in (int, float) or not 0 < value < math.inf:
-            raise self.error(key, "is missing." if value is None else f"is {brief(value)}, not a positive number.")
-        return float(value)
-
-    def choice(self, key: str, known: Collection[str]) -> str | None:
-        value = self.get(key)
-        if value is not None and not (isinstance(value, str) and value in known):
-            raise self.error(key, f"{brief(value)} is not supported; supported are {', '.join(known)}.")
-        return value
+def _layers(keys: Keys, family: Architecture) -> int:
+    """Layers without those after the last that predict further tokens, which bitnet does not run."""
+    layers = keys.integer("block_count")
+    if family.recurrent and layers > MAX_LAYERS:
+        raise keys.error("block_count", f"is {layers}; the limit is {MAX_LAYERS}.")
+    if not family.recurrent or keys.get("nextn_predict_layers") in (None, 0):
+        return layers
+    further = keys.integer("nextn_predict_layers")
+    if further >= layers:
+        raise keys.error("nextn_predict_layers", f"is {further} of {layers} layers.")
+    return layers - further
 
 
-def _activation(keys: _Keys, family: Architecture) -> Activation:
+def _activation(keys: Keys, family: Architecture) -> Activation:
     """The activation named in the file; if missing, the one that its family is known to use."""
     value = keys.choice("hidden_activation", ACTIVATIONS)
     return family.activation(keys.file.metadata) if value is None else ACTIVATIONS[value]
 
 
-def _scales(keys: _Keys) -> dict[str, float]:
+def _scales(keys: Keys) -> dict[str, float]:
     """MiniCPM's scales. The file's ``logit_scale`` divides the logits.
 
     llama.cpp replaces missing keys with the scales of MiniCPM 2B, but uses that model's factor of the logits as the
@@ -239,14 +250,14 @@ def _scales(keys: _Keys) -> dict[str, float]:
     found = {}
     for name in ("embedding_scale", "residual_scale", "logit_scale"):
         if keys.get(name) is None:
-            raise keys.file.error("is missing.", key=f"{keys.architecture}.{name}", hint=hint)
+            raise keys.file.error("is missing.", key=f"{keys.prefix}.{name}", hint=hint)
         found[name] = keys.positive(name)
         if not 1 / MAX_SCALED <= found[name] <= MAX_SCALED:
             raise keys.error(name, f"is {found[name]:g}; it must be in 1/{MAX_SCALED} … {MAX_SCALED}.")
     return found | {"logit_scale": 1 / found["logit_scale"]}
 
 
-def _freq_factors(keys: _Keys, head_dim: int) -> npt.NDArray[np.float32] | None:
+def _freq_factors(keys: Keys, head_dim: int) -> npt.NDArray[np.float32] | None:
     """Llama 3.1's factors from their tensor, times the factor of a linear scaling, which is the same for all pairs.
 
     A factor without a scaling type means linear scaling, as in llama.cpp.
@@ -262,7 +273,7 @@ def _freq_factors(keys: _Keys, head_dim: int) -> npt.NDArray[np.float32] | None:
     return None if (factors == 1).all() else factors
 
 
-def _scaling_factor(keys: _Keys) -> float:
+def _scaling_factor(keys: Keys) -> float:
     """The divisor of positions. The second key is an old name of the first; if both exist, the first counts."""
     return keys.positive("rope.scaling.factor", keys.positive("rope.scale_linear", 1.0))
 
@@ -280,7 +291,7 @@ def _pair_factors(file: GGUFFile, name: str, head_dim: int) -> npt.NDArray[np.fl
     return factors
 
 
-def _rope_scaling(keys: _Keys, head_dim: int, context: int, theta: float) -> tuple[Yarn | LongRope | None, float]:
+def _rope_scaling(keys: Keys, head_dim: int, context: int, theta: float) -> tuple[Yarn | LongRope | None, float]:
     """The scaling of the rotary frequencies, and the factor of cosines and sines.
 
     The keys have the same meaning as in llama.cpp. ``attn_factor`` multiplies the factor of YaRN's rule, but replaces
@@ -307,7 +318,7 @@ def _rope_scaling(keys: _Keys, head_dim: int, context: int, theta: float) -> tup
     return LongRope(short, long, original), attention
 
 
-def _yarn(keys: _Keys, head_dim: int, original: int, theta: float, attention: float) -> tuple[Yarn, float]:
+def _yarn(keys: Keys, head_dim: int, original: int, theta: float, attention: float) -> tuple[Yarn, float]:
     scaling = "rope.scaling."
     factor = keys.positive(scaling + "factor")
     yarn = Yarn(

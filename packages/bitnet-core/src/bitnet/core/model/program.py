@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from bitnet.core.errors import InvalidInputError
 from bitnet.core.hal import (
     AddBias,
     Attention,
@@ -68,7 +69,13 @@ def build_program(
         limits: ``max_blocks * block_size`` is the maximum sequence length and the number of rows of the rotary tables.
         num_blocks: Blocks of the KV cache, over all sequences.
         deterministic: See :class:`~bitnet.core.hal.Program`.
+
+    Raises:
+        InvalidInputError: The model has recurrent layers or folded transforms.
     """
+    if config.delta_net is not None or config.hadamard is not None:
+        what = "recurrent layers (Gated DeltaNet)" if config.delta_net is not None else "folded Hadamard transforms"
+        raise InvalidInputError(f"{config.name} has {what}, which bitnet reads and converts but does not run yet.")
     cos, sin = rope_tables(config, limits.max_blocks * block_size)
     used = dict(weights)
     used["rope_cos"] = DenseWeight(cos.shape, "f32", lambda: cos)

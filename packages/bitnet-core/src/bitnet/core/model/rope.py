@@ -33,7 +33,7 @@ class Yarn:
     beta_fast: float = BETA_FAST
     beta_slow: float = BETA_SLOW
 
-    def ramp(self, theta: float, head_dim: int) -> tuple[float, float]:
+    def ramp(self, theta: float, rotated: int) -> tuple[float, float]:
         """The pairs at which the ramp begins and ends; the second is not below the first.
 
         Raises:
@@ -45,15 +45,15 @@ class Yarn:
             raise ValueError(f"a beta_fast of {self.beta_fast}, below the beta_slow of {self.beta_slow}")
 
         def pair(turns: float) -> float:
-            return head_dim * math.log(self.original_context / (turns * 2 * math.pi)) / (2 * math.log(theta))
+            return rotated * math.log(self.original_context / (turns * 2 * math.pi)) / (2 * math.log(theta))
 
-        low, high = max(math.floor(pair(self.beta_fast)), 0), min(math.ceil(pair(self.beta_slow)), head_dim - 1)
+        low, high = max(math.floor(pair(self.beta_fast)), 0), min(math.ceil(pair(self.beta_slow)), rotated - 1)
         if high < low:
             raise ValueError(f"no ramp: it would go from pair {low} to pair {high}")
         return low, high
 
     def frequencies(self, waves: F32, theta: float) -> F32:
-        """Scaled frequencies; ``waves`` ``f32[head_dim / 2]`` are the reciprocals of the unscaled ones."""
+        """Scaled frequencies; ``waves`` ``f32[rotated / 2]`` are the reciprocals of the unscaled ones."""
         low, high = self.ramp(theta, 2 * len(waves))
         pairs = np.arange(len(waves), dtype=np.float32)
         kept: F32 = np.float32(1) - np.clip((pairs - np.float32(low)) / np.float32(high - low or 0.001), 0, 1)
@@ -96,7 +96,7 @@ class Rotated(Protocol):
     """The parts of :class:`bitnet.core.model.ModelConfig` that the tables need."""
 
     @property
-    def head_dim(self) -> int: ...
+    def rotated(self) -> int: ...
     @property
     def rope_theta(self) -> float: ...
     @property
@@ -108,11 +108,11 @@ class Rotated(Protocol):
 
 
 def rope_frequencies(config: Rotated, positions: int) -> F32:
-    """The angle from one position to the next of each pair, ``f32[head_dim / 2]``, in a context of ``positions``.
+    """The angle from one position to the next of each pair, ``f32[rotated / 2]``, in a context of ``positions``.
 
     Each step is rounded to f32 as in transformers' ``ROPE_INIT_FUNCTIONS``, with which the models were trained.
     """
-    exponents = np.arange(0, config.head_dim, 2, dtype=np.float32) / np.float32(config.head_dim)
+    exponents = np.arange(0, config.rotated, 2, dtype=np.float32) / np.float32(config.rotated)
     waves = np.power(np.float64(config.rope_theta), exponents).astype(np.float32)
     frequencies: F32
     match config.rope_scaling:
@@ -128,13 +128,13 @@ def rope_frequencies(config: Rotated, positions: int) -> F32:
 
 
 def rope_tables(config: Rotated, positions: int) -> tuple[F32, F32]:
-    """Cosines and sines, each ``f32[positions, head_dim / 2]``, of the rotary angles (Su et al. 2021).
+    """Cosines and sines, each ``f32[positions, rotated / 2]``, of the rotary angles (Su et al. 2021).
 
     Frequencies and angles are rounded to f32 as in Hugging Face's implementation, on which these models were trained
     and are checked: at long positions this rounding is the largest source of error in the angles (ADR 0020).
     """
     frequencies, factor = rope_frequencies(config, positions), np.float32(config.rope_attention_factor)
-    cos, sin = np.empty((2, positions, config.head_dim // 2), np.float32)
+    cos, sin = np.empty((2, positions, config.rotated // 2), np.float32)
     for begin in range(0, positions, ROPE_PIECE):
         piece = slice(begin, min(begin + ROPE_PIECE, positions))
         angles = np.outer(np.arange(piece.start, piece.stop, dtype=np.float32), frequencies).astype(np.float64)
@@ -147,4 +147,4 @@ def rope_tables(config: Rotated, positions: int) -> tuple[F32, F32]:
 
 def rope_bytes(config: Rotated) -> int:
     """Bytes of the rotary tables for each position."""
-    return 4 * config.head_dim
+    return 4 * config.rotated

@@ -8,6 +8,7 @@ from typing import Literal, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from bitnet.core.errors import brief
 from bitnet.core.gguf import GGMLType, GGUFFile, TensorInfo
 from bitnet.core.gguf.blocks import block_scales
 from bitnet.core.gguf.quants import DECODERS, decode
@@ -15,6 +16,7 @@ from bitnet.core.gguf.ternary import BLOCK_TYPES, LOOKUP_TYPES, I2SLayout, check
 from bitnet.core.gguf.types import BLOCKS
 from bitnet.core.hal import DenseWeight, TernaryData, TernaryWeight, Weight
 from bitnet.core.model.config import ModelConfig
+from bitnet.core.model.hadamard import PREFIX, Hadamard
 from bitnet.core.model.rope import LongRope
 
 FLOATS = (GGMLType.F16, GGMLType.BF16)
@@ -22,39 +24,29 @@ FLOATS = (GGMLType.F16, GGMLType.BF16)
 
 
 class Expected(NamedTuple):
-    """A weight that a model must have: a ternary or dense matrix, the weight of a norm, or a bias."""
+    """A weight that a model must have: a ternary or dense matrix, a vector or small matrix of floats (``norm``), or a
+    vector whose canonical name is the whole name of its tensor (``bias``). The last two become f32."""
 
     kind: Literal["ternary", "dense", "norm", "bias"]
     shape: tuple[int, ...]
 
     def tensor(self, name: str) -> str:
-        """The file's name of the tensor with this canonical name. Only biases have their suffix in the canonical
-        name."""
+        """The file's name of the tensor with this canonical name."""
         return name if self.kind == "bias" else f"{name}.weight"
 
 
 def expected_weights(config: ModelConfig) -> Iterator[tuple[str, Expected]]:
     """Canonical name, kind and shape of every weight of a model, in the order of the forward pass."""
     hidden, ffn, vocab = config.hidden_size, config.ffn_size, config.vocab_size
-    queries, keys = config.heads * config.head_dim, config.kv_heads * config.head_dim
     yield "token_embd", Expected("dense", (vocab, hidden))
     for layer in range(config.layers):
         block = f"blk.{layer}."
         if not config.layer_norms:
             yield block + "attn_norm", Expected("norm", (hidden,))
-        yield block + "attn_q", Expected("ternary", (queries, hidden))
-        yield block + "attn_k", Expected("ternary", (keys, hidden))
-        yield block + "attn_v", Expected("ternary", (keys, hidden))
-        for part, size in (("q", queries), ("k", keys), ("v", keys)) if config.qkv_biases else ():
-            yield f"{block}attn_{part}.bias", Expected("bias", (size,))
-        if config.head_norms:
-            yield block + "attn_q_norm", Expected("norm", (config.head_dim,))
-            yield block + "attn_k_norm", Expected("norm", (config.head_dim,))
-        if config.sub_norms:
-            yield block + "attn_sub_norm", Expected("norm", (queries,))
-        yield block + "attn_output", Expected("ternary", (hidden, queries))
+        for name, expected in _recurrent(config) if config.recurrent(layer) else _attention(config):
+            yield block + name, expected
         if not config.layer_norms:
-            yield block + "ffn_norm", Expected("norm", (hidden,))
+            yield block + config.family.ffn_norm, Expected("norm", (hidden,))
         yield block + "ffn_gate", Expected("ternary", (ffn, hidden))
         yield block + "ffn_up", Expected("ternary", (ffn, hidden))
         if config.sub_norms:
@@ -66,6 +58,35 @@ def expected_weights(config: ModelConfig) -> Iterator[tuple[str, Expected]]:
         yield "output", Expected("dense", (vocab, hidden))
 
 
+def _attention(config: ModelConfig) -> Iterator[tuple[str, Expected]]:
+    hidden, queries, keys = config.hidden_size, config.heads * config.head_dim, config.kv_heads * config.head_dim
+    yield "attn_q", Expected("ternary", (queries * (2 if config.output_gate else 1), hidden))
+    yield "attn_k", Expected("ternary", (keys, hidden))
+    yield "attn_v", Expected("ternary", (keys, hidden))
+    for part, size in (("q", queries), ("k", keys), ("v", keys)) if config.qkv_biases else ():
+        yield f"attn_{part}.bias", Expected("bias", (size,))
+    if config.head_norms:
+        yield "attn_q_norm", Expected("norm", (config.head_dim,))
+        yield "attn_k_norm", Expected("norm", (config.head_dim,))
+    if config.sub_norms:
+        yield "attn_sub_norm", Expected("norm", (queries,))
+    yield "attn_output", Expected("ternary", (hidden, queries))
+
+
+def _recurrent(config: ModelConfig) -> Iterator[tuple[str, Expected]]:
+    net, hidden = config.delta_net, config.hidden_size
+    assert net is not None
+    yield "attn_qkv", Expected("ternary", (net.conv_width, hidden))
+    yield "attn_gate", Expected("ternary", (net.value_width, hidden))
+    yield "ssm_conv1d", Expected("norm", (net.conv_width, net.taps))
+    yield "ssm_alpha", Expected("norm", (net.v_heads, hidden))
+    yield "ssm_beta", Expected("norm", (net.v_heads, hidden))
+    yield "ssm_dt.bias", Expected("bias", (net.v_heads,))
+    yield "ssm_a", Expected("bias", (net.v_heads,))
+    yield "ssm_norm", Expected("norm", (net.v_dim,))
+    yield "ssm_out", Expected("ternary", (hidden, net.value_width))
+
+
 def bind_weights(file: GGUFFile, config: ModelConfig, layout: I2SLayout) -> Mapping[str, Weight]:
     """Every weight of the model, checked but not read; devices load them one by one.
 
@@ -73,17 +94,14 @@ def bind_weights(file: GGUFFile, config: ModelConfig, layout: I2SLayout) -> Mapp
         ModelFileError: A tensor is missing, of another shape or of a type that cannot hold such a weight, or the file
             has tensors that this architecture does not know, such as biases of another one.
     """
-    rotated = next((key for key in file.metadata if key.startswith("prism.hadamard.")), None)
-    if rotated is not None:
-        raise file.error(
-            "says that the weights are rotated by a Hadamard matrix, which bitnet does not support.", key=rotated
-        )
+    if config.hadamard is not None:
+        _check_folded(file, config, config.hadamard)
     weights: dict[str, Weight] = {}
     known = {"rope_freqs.weight"}
     if isinstance(config.rope_scaling, LongRope):
         known |= {"rope_factors_short.weight", "rope_factors_long.weight"}
     factors = folded_scales(config)
-    grouped = _several_scales(file)
+    grouped = _several_scales(file, config)
     for name, expected in expected_weights(config):
         kind, shape = expected
         tensor = file.tensors.get(expected.tensor(name))
@@ -104,12 +122,35 @@ def bind_weights(file: GGUFFile, config: ModelConfig, layout: I2SLayout) -> Mapp
         else:
             weights[name] = _dense(file, tensor, kind, factors.get(name, 1.0))
         known.add(tensor.name)
-    unknown = next((name for name in file.tensors if name not in known), None)
+    unknown = next((name for name in file.tensors if name not in known and not _unused(config, name)), None)
     if unknown is not None:
         raise file.error(f"is not part of the architecture {config.architecture} as bitnet runs it.", tensor=unknown)
     if config.tied_embeddings:
         weights["output"] = weights["token_embd"]
     return weights
+
+
+def _unused(config: ModelConfig, name: str) -> bool:
+    """Whether a tensor is a part of the model that bitnet does not run: a vision tower, or layers after the last, which
+    predict further tokens."""
+    layer = name.removeprefix("blk.").partition(".")[0]
+    further = name.startswith("blk.") and layer.isdecimal() and len(layer) < 9 and int(layer) >= config.layers
+    return config.family.recurrent and (further or name.startswith(("v.", "mm.")))
+
+
+def _check_folded(file: GGUFFile, config: ModelConfig, hadamard: Hadamard) -> None:
+    """Check that the transform is folded into the weights whose inputs a program transforms: all ternary products."""
+    key = f"{PREFIX}.weight_names"
+    if config.tied_embeddings:
+        raise file.error("a model whose head is its embedding is not supported with a transform.", key=key)
+    products = {f"{name}.weight" for name, expected in expected_weights(config) if expected.kind == "ternary"}
+    for names, problem in (
+        (products - hadamard.weights, "lacks"),
+        (hadamard.weights - products - {"output.weight"}, "has"),
+    ):
+        if names:
+            message = f"{problem} {brief(min(names))}; a transform must be folded into all ternary products."
+            raise file.error(message, key=key)
 
 
 def folded_scales(config: ModelConfig) -> Mapping[str, float]:
@@ -139,11 +180,12 @@ def ternary_tables(file: GGUFFile, config: ModelConfig) -> Mapping[str, TernaryW
     return tables
 
 
-def _several_scales(file: GGUFFile) -> bool:
+def _several_scales(file: GGUFFile, config: ModelConfig) -> bool:
     """Whether the blocks of the first projection differ in scale. In a model with one scale per tensor they do not,
     except for blocks of zeros."""
-    first = file.tensors.get("blk.0.attn_q.weight")
-    if first is None or first.type not in BLOCK_TYPES or "blk.0.attn_q.scale" in file.tensors:
+    name = next(name for name, expected in expected_weights(config) if expected.kind == "ternary")
+    first = file.tensors.get(f"{name}.weight")
+    if first is None or first.type not in BLOCK_TYPES or f"{name}.scale" in file.tensors:
         return False
     scales = block_scales(first.type, file.data(first))
     return len(np.unique(scales[scales != 0])) > 1

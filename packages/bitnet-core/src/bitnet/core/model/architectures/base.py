@@ -48,6 +48,9 @@ class Architecture:
         layer_norms: Whether the norms of the residual stream are LayerNorms without weights.
         eps: The norms' epsilon, where folders have no key for it.
         stream_scales: Whether embeddings, residuals and logits have scales.
+        ffn_norm: GGUF name of the norm before the feed-forward layer.
+        recurrent: Whether some layers are recurrent (Gated DeltaNet).
+        output_gate: Whether the attention's result is multiplied by a gate, whose rows are in ``attn_q``.
     """
 
     gguf_names: tuple[str, ...]
@@ -63,6 +66,9 @@ class Architecture:
     layer_norms: bool = False
     eps: float | None = None
     stream_scales: bool = False
+    ffn_norm: str = "ffn_norm"
+    recurrent: bool = False
+    output_gate: bool = False
 
 
 LLAMA_DEFAULTS: Mapping[str, Any] = {

@@ -6,6 +6,7 @@ _GEMMA3 = "its norms after each sub-layer, attention windows and scales are not 
 _REASONS = {
     "gemma3": _GEMMA3,
     "Gemma3": _GEMMA3,
+    "clip": "it is a vision encoder (mmproj), and bitnet reads no images: open the language model's own file",
     "OLMo": "folders for OLMo's own code are not read, and OLMo-BitNet's linear layers normalise their own inputs",
 }
 """Why, by the beginning of a GGUF architecture's or a Hugging Face class's name."""
