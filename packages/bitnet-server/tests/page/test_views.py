@@ -94,6 +94,19 @@ def test_axe_finds_nothing_in_a_conversation(
     page.get_by_role("menuitem", name="Options").click()
     assert violations(page) == []
     page.get_by_role("button", name="Done").click()
+    talk.menu(page, "About the model")
+    page.wait_for_selector(".pairs")
+    assert violations(page) == []
+    page.get_by_role("button", name="Close").click()
+    page.keyboard.press("Control+/")
+    assert violations(page) == []
+    page.get_by_role("button", name="Close").click()
+    page.get_by_role("button", name="Answer again").click()
+    page.wait_for_selector(".versions")
+    talk.answered(page)
+    page.get_by_role("button", name="Show the answer as written").click()
+    assert violations(page) == []
+    page.get_by_role("button", name="Show the answer as written").click()
     page.route("**/v1/chat/completions", lambda route: route.abort())
     page.get_by_role("button", name="Answer again").click()
     page.wait_for_selector(".problem")
@@ -301,6 +314,10 @@ def test_every_asset_that_is_named_is_there() -> None:
     for path in PAGE.rglob("*.js"):
         for name in re.findall(r'from "\./([^"]+)"', path.read_text(encoding="utf-8")):
             assert (path.parent / name).is_file(), (path.name, name)
+    preloaded = re.findall(
+        r'rel="modulepreload" href="assets/([^"]+)"', (PAGE / "index.html").read_text(encoding="utf-8")
+    )
+    assert preloaded == sorted({path.name for path in PAGE.glob("assets/*.js")} - {"main.js"}), "a chain of requests"
     icons = set(re.findall(r'<symbol id="icon-(\w+)"', (PAGE / "index.html").read_text(encoding="utf-8")))
     used = set()
     for path in PAGE.rglob("*.js"):

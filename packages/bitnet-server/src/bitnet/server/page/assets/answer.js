@@ -1,6 +1,7 @@
 // One answer: asked for, streamed and timed.
 
 import { stream } from "./api.js";
+import { sampling } from "./sampling.js";
 
 /**
  * Streams an answer. `onText(text, stats, thought)` is called with all text so far, that of the model's thought before
@@ -66,17 +67,6 @@ export async function generate({ model, messages, prompt, context, begun = "", s
     throw error;
   }
   return finish();
-}
-
-/** The request's sampling fields: only those that were set, so that the server's defaults hold for the rest. */
-export function sampling(settings) {
-  const body = {};
-  for (const name of ["temperature", "top_p", "top_k", "min_p", "max_tokens", "seed"]) {
-    if (settings[name] !== "" && settings[name] !== undefined) body[name] = Number(settings[name]);
-  }
-  const stop = (settings.stop ?? "").split("\n").filter(Boolean);
-  if (stop.length) body.stop = stop;
-  return body;
 }
 
 export const seconds = (value) => (value < 1 ? `${Math.round(value * 1000)} ms` : `${value.toFixed(value < 10 ? 2 : 1)} s`);

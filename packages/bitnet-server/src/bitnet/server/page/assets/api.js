@@ -60,9 +60,9 @@ async function failure(response) {
   return new ApiError(response.status, String(detail), retryAfter(response), code);
 }
 
-async function request(path, { body, signal } = {}) {
+async function request(path, { body, signal, key = apiKey() } = {}) {
   const headers = {};
-  if (apiKey()) headers.Authorization = `Bearer ${apiKey()}`;
+  if (key) headers.Authorization = `Bearer ${key}`;
   if (body !== undefined) headers["Content-Type"] = "application/json";
   let response;
   try {

@@ -1,5 +1,6 @@
 // What is above a conversation: its name, its model, and what can be done with all of it.
 
+import { about } from "./about.js";
 import { button, h } from "./dom.js";
 import { menuButton } from "./menu.js";
 import { modelPicker } from "./models.js";
@@ -22,6 +23,6 @@ export class Bar {
     this.element = h("header", { class: "bar" }, heading,
       h("div", { class: "tools" }, this.picker,
         button("settings", "Options of the conversation", open, { class: "quiet wide-only" }),
-        menuButton("Menu of the conversation", () => [["settings", "Options", open], ...menu()])));
+        menuButton("Menu of the conversation", () => [["settings", "Options", open], ["info", "About the model", () => about(this.picker.value), { disabled: !this.picker.value }], ...menu()])));
   }
 }

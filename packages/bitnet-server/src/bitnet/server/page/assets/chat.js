@@ -8,8 +8,12 @@ import { fit, said } from "./context.js";
 import { announce, button, h, refill } from "./dom.js";
 import { Gauge } from "./gauge.js";
 import { AnswerBody, answerMessage, problem, userMessage } from "./message.js";
+import * as models from "./models.js";
+import * as notify from "./notify.js";
+import { chosen } from "./sampling.js";
 import { settings } from "./settings.js";
 import * as store from "./store.js";
+import { suggestions } from "./suggestions.js";
 
 const NEAR = 80; // pixels from the end that still count as reading the end
 const KEEP_EVERY = 1000; // milliseconds after which what has come of an answer is kept again
@@ -28,23 +32,29 @@ class Chat {
       menu: () => menu(conversation.id),
       onChange: () => store.begun(conversation) && this.save(),
     });
-    this.composer = new Composer(conversation, { onSend: (text) => this.ask(text), onStop: () => this.stop(), beside: this.gauge.element });
+    this.composer = new Composer(conversation, { onSend: (text) => this.ask(text), onStop: () => this.stop(), onUp: (event) => this.editLast(event), beside: this.gauge.element });
     this.list = h("ol", { class: "messages", "aria-label": "Messages" });
     this.scroller = h("div", { class: "scroller", tabindex: "0", role: "region", "aria-label": "Conversation" }, this.list);
     main.replaceChildren(h("div", { class: "chat" }, this.bar.element, this.scroller, this.composer.element));
     main.onkeydown = (event) => {
-      if (event.key === "Escape" && this.controller) this.stop();
+      if (event.key === "Escape" && !event.shiftKey && this.controller) this.stop();
     };
+    this.jump = button("down", "Jump to the latest", () => this.toEnd(true), { class: "jump", hidden: true });
+    this.composer.element.prepend(this.jump);
+    this.scroller.addEventListener("scroll", () => (this.jump.hidden = this.nearEnd()), { passive: true });
     this.render();
     this.toEnd(true);
+    this.bar.picker.ready().then(() => conversation.messages.length || this.controller || this.render()); // the model's own suggestions
   }
 
   welcome() {
-    const ideas = ["Why is the sky blue?", "Write a haiku about winter.", "Explain a hash table with an example in Python."];
+    const ideas = suggestions(this.bar.picker.value);
     return h("li", { class: "welcome" },
       h("p", { class: "big" }, "What would you like to know?"),
       h("p", {}, "Your words go to this server and no further; conversations stay in this browser."),
-      h("div", { class: "ideas" }, ideas.map((idea) => h("button", { type: "button", onclick: () => this.ask(idea) }, idea))));
+      this.bar.picker.value
+        ? h("div", { class: "ideas" }, ideas.map((idea) => h("button", { type: "button", onclick: () => this.ask(idea) }, idea)))
+        : models.failure && problem(models.failure, () => models.refresh().then(() => this.bar.picker.ready()).then(() => this.render())));
   }
 
   /** The element of a message, made again only when what it offers has changed. */
@@ -79,6 +89,11 @@ class Chat {
     refill(this.list, items.length ? items : [this.welcome()]);
   }
 
+  /** The settings, with what the conversation has of its own. */
+  settings() {
+    return chosen(settings, this.conversation.sampling);
+  }
+
   nearEnd() {
     const { scrollHeight, scrollTop, clientHeight } = this.scroller;
     return scrollHeight - scrollTop - clientHeight < NEAR;
@@ -109,8 +124,8 @@ class Chat {
     this.composer.focus();
     if (!store.begun(conversation)) this.entitle(text.split("\n")[0].slice(0, 60));
     const unanswered = messages.at(-1)?.role === "user"; // the new words replace it
-    const versions = unanswered ? branches.setAside(messages, messages.length - 1) : undefined;
-    messages.push({ role: "user", content: text, versions });
+    const versions = unanswered && { versions: branches.setAside(messages, messages.length - 1) };
+    messages.push({ role: "user", content: text, ...versions });
     await this.answer();
   }
 
@@ -126,6 +141,13 @@ class Chat {
     messages.push({ role: "user", content, versions: branches.setAside(messages, index) });
     this.composer.focus();
     await this.answer();
+  }
+
+  editLast(event) {
+    const found = [...this.list.querySelectorAll("[aria-label='Edit the message']")].at(-1);
+    if (!found) return;
+    event.preventDefault();
+    found.click();
   }
 
   async editAnswer(index, content) {
@@ -190,6 +212,7 @@ class Chat {
     const controller = new AbortController();
     const { signal } = controller;
     const { conversation, bar } = this;
+    const began = performance.now();
     this.controller = controller;
     this.error = null;
     this.render();
@@ -200,7 +223,7 @@ class Chat {
     this.busy(true);
     this.toEnd(true);
     announce("The model is answering");
-    const message = (content, thought, stats, cut) => ({ role: "assistant", content, thought: thought || thoughtBefore, stats, cut, versions });
+    const message = (content, thought, stats, cut) => ({ role: "assistant", content, thought: thought || thoughtBefore, stats, cut, ...(versions && { versions }) });
     let outcome;
     let failed = null;
     try {
@@ -208,7 +231,7 @@ class Chat {
       await Promise.race([bar.picker.ready(), until(signal)]);
       const sent = await this.sent(begun, signal);
       outcome = await generate({
-        ...sent, begun, model: bar.picker.value, settings, signal,
+        ...sent, begun, model: bar.picker.value, settings: this.settings(), signal,
         onText: (text, stats, thought) => {
           waiting.remove();
           this.follow = this.nearEnd();
@@ -242,6 +265,7 @@ class Chat {
     if (this.controller) return; // the next answer has begun while this one was saved
     this.render();
     this.toEnd();
+    notify.tell(failed ? failed.title : "The answer is complete", conversation.title, performance.now() - began);
     if (!failed) announce(stats.finish === "stopped" ? "Stopped" : "The answer is complete");
   }
 
@@ -264,7 +288,7 @@ class Chat {
     conversation.from = 0;
     let found = {};
     try {
-      found = await fit(conversation, { model: this.bar.picker.value, begun, most: Number(settings.max_tokens), signal });
+      found = await fit(conversation, { model: this.bar.picker.value, begun, most: Number(this.settings().max_tokens), signal });
     } catch (error) {
       if (begun || error.name === "AbortError") throw error;
     }

@@ -2,15 +2,17 @@
 
 import { autosize, button, h, relabel } from "./dom.js";
 import * as drafts from "./drafts.js";
+import * as shortcuts from "./shortcuts.js";
 
 export class Composer {
-  /** `onSend(text)` gets what was written; while an answer is made the button stops it instead (`onStop`). */
-  constructor(conversation, { onSend, onStop, beside }) {
+  /** `onSend(text)` gets what was written; while an answer is made the button stops it instead (`onStop`). `onUp(event)` is an arrow up in an empty field. */
+  constructor(conversation, { onSend, onStop, onUp, beside }) {
     this.conversation = conversation;
     this.answering = false;
     this.input = h("textarea", { id: "prompt", rows: 1, "aria-label": "Message", placeholder: "Write a message", enterkeyhint: "send", value: drafts.load(conversation) });
     this.input.addEventListener("input", () => drafts.save(conversation, this.input.value));
     this.input.addEventListener("keydown", (event) => {
+      if (event.key === "ArrowUp" && !this.input.value) return void onUp(event);
       const phone = matchMedia("(pointer: coarse)").matches; // there Enter is a new line: Shift+Enter cannot be typed
       if (event.key !== "Enter" || event.shiftKey || event.isComposing || phone) return;
       event.preventDefault();
@@ -28,7 +30,8 @@ export class Composer {
       },
     }, this.input, this.send);
     this.element = h("div", { class: "dock" }, form, h("div", { class: "under" },
-      h("p", { class: "hint keys" }, "Enter sends, Shift + Enter makes a new line, Escape stops."), beside));
+      h("p", { class: "hint keys" }, "Enter sends, Shift + Enter makes a new line.",
+        h("button", { type: "button", class: "quiet", onclick: () => shortcuts.show() }, "All keys")), beside));
   }
 
   focus() {

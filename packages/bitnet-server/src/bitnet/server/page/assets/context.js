@@ -2,7 +2,7 @@
 
 import { postJSON } from "./api.js";
 
-const SHARE = 3 / 4; // of the context: the rest is room for the answer
+export const SHARE = 3 / 4; // of the context: the rest is room for the answer
 
 /** What the model is told: the system prompt, and the messages from index `from` on. */
 export function said({ system, messages }, from = 0) {

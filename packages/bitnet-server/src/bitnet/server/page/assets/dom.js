@@ -39,7 +39,7 @@ export const icon = (name) =>
 /** A button that shows an icon and is called `label`; with `text` the label is seen, too. */
 export function button(name, label, onclick, { text = false, ...props } = {}) {
   const named = text ? {} : { "aria-label": label, title: label };
-  return h("button", { type: "button", onclick, ...named, ...props }, icon(name), text && h("span", {}, label));
+  return h("button", { type: "button", ...(onclick && { onclick }), ...named, ...props }, icon(name), text && h("span", {}, label));
 }
 
 /** Replaces what a button shows. */

@@ -14,6 +14,17 @@ const HASH = new Set(["", "py", "python", "sh", "bash", "shell", "zsh", "ruby", 
 const PROSE = new Set(["text", "txt", "markdown", "md", "plain"]);
 const LONGEST = 50_000;
 
+const ENDINGS = {
+  python: "py", javascript: "js", typescript: "ts", bash: "sh", shell: "sh", zsh: "sh", console: "sh", ruby: "rb", rust: "rs", markdown: "md", perl: "pl",
+  csharp: "cs", "c#": "cs", "c++": "cpp", kotlin: "kt", haskell: "hs", yaml: "yml", makefile: "mk", text: "txt", plain: "txt", "": "txt",
+};
+
+/** How the name of a file in that language ends. */
+export function ending(language) {
+  const name = language.toLowerCase();
+  return ENDINGS[name] ?? (/^[a-z0-9]{1,10}$/.test(name) ? name : "txt");
+}
+
 /** Pieces of code, some wrapped in spans with a class. */
 export function highlight(text, language) {
   const name = language.toLowerCase();

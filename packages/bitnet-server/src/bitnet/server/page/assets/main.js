@@ -8,7 +8,9 @@ import { h } from "./dom.js";
 import { Manager } from "./manage.js";
 import * as metrics from "./metrics.js";
 import { refresh } from "./models.js";
-import * as preferences from "./settings.js";
+import * as preferences from "./preferences.js";
+import { applyTheme, settings } from "./settings.js";
+import * as shortcuts from "./shortcuts.js";
 import { Sidebar } from "./sidebar.js";
 import * as store from "./store.js";
 
@@ -40,7 +42,7 @@ async function converse(id) {
     location.replace("#/");
     return;
   }
-  const conversation = found ?? store.fresh(preferences.settings.system);
+  const conversation = found ?? store.fresh(settings.system);
   const view = chat.show(main, conversation, {
     title,
     menu: (here) => manager.menu(here),
@@ -92,6 +94,12 @@ async function health() {
   }
 }
 
+shortcuts.listen({
+  create: () => (location.hash = "#/"),
+  search: () => sidebar.search(),
+  write: () => (shown ? shown.composer.focus() : (location.hash = "#/")),
+  remove: () => shown && store.begun(shown.conversation) && manager.remove(shown.conversation),
+});
 document.querySelector(".skip").addEventListener("click", (event) => {
   event.preventDefault(); // the address names the view
   main.focus();
@@ -100,6 +108,6 @@ addEventListener("hashchange", () => route());
 addEventListener("online", health);
 addEventListener("offline", health);
 setInterval(health, HEALTH_EVERY);
-preferences.applyTheme();
+applyTheme();
 route(true);
 health();

@@ -1,8 +1,8 @@
 // Markdown as models write it: headings, lists, quotes, tables, fenced code. A text is cut into blocks, each with its
 // source, so that while an answer grows only its last blocks are built again.
 
-import { copyButton, fill, h } from "./dom.js";
-import { highlight } from "./highlight.js";
+import { button, copyButton, download, fill, h } from "./dom.js";
+import { ending, highlight } from "./highlight.js";
 import { inline } from "./inline.js";
 
 const DEEPEST = 8;
@@ -125,7 +125,9 @@ function codeBlock(block) {
   return h(
     "figure",
     { class: "code" },
-    h("figcaption", {}, h("span", {}, label), copyButton(`Copy the ${label} code`, () => block.text)),
+    h("figcaption", {}, h("span", {}, label),
+      button("download", `Download the ${label} code`, () => download(`code.${ending(block.language)}`, "text/plain", block.text), { class: "quiet" }),
+      copyButton(`Copy the ${label} code`, () => block.text)),
     h("pre", { tabindex: "0", role: "region", "aria-label": `Code, ${label}` }, h("code", {}, highlight(block.text, block.language))),
   );
 }

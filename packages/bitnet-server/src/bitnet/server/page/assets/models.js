@@ -6,9 +6,17 @@ import { h, refill } from "./dom.js";
 let found = [];
 let asked = null;
 
+/** Why the models could not be asked for the last time, or null. */
+export let failure = null;
+
 /** Asks for the models again, when the key or the server has changed. */
 export function refresh() {
-  asked = models().then((list) => (found = list)).catch(() => {
+  asked = models().then((list) => {
+    failure = null;
+    return (found = list);
+  }).catch((error) => {
+    failure = error;
+    if (error.needsKey) found = []; // what another key was shown
     asked = null; // the next that wants them asks again
     return found;
   });
@@ -22,6 +30,7 @@ function fill(select, wanted) {
   const ids = found.map((model) => model.id);
   const value = ids.includes(wanted) ? wanted : (ids[0] ?? "");
   refill(select, found.map((model) => h("option", { value: model.id }, model.id)));
+  if (!ids.length) select.append(h("option", { value: "" }, "No model"));
   select.value = value;
   select.disabled = ids.length === 0;
 }

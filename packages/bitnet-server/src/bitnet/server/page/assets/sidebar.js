@@ -55,6 +55,12 @@ export class Sidebar {
     this.element.querySelector("button").focus();
   }
 
+  /** Has the user type a search. */
+  search() {
+    if (getComputedStyle(this.opener.parentElement).display !== "none") this.open(); // the menu is a drawer
+    this.find.select();
+  }
+
   close(focus = true) {
     if (!document.body.classList.contains("drawer")) return;
     document.body.classList.remove("drawer");

@@ -1,5 +1,6 @@
 // Conversations as files: JSON that has all of them, and Markdown for people. Both can be read again.
 
+import { NONE } from "./sampling.js";
 import { newId } from "./store.js";
 
 const FORMAT = "bitnet-conversations";
@@ -77,6 +78,8 @@ function readConversation(one, nth) {
     named: true,
     updated: Number.isFinite(one.updated) && one.updated > 0 && one.updated < 8.64e15 ? one.updated : Date.now(),
     system: typeof one.system === "string" ? one.system : "",
+    ...(typeof one.model === "string" && { model: one.model }),
+    ...(isObject(one.sampling) && { sampling: Object.fromEntries(Object.entries(one.sampling).filter(([name, value]) => name in NONE && typeof value === "string")) }),
     messages: readMessages(one.messages, where),
   };
 }
