@@ -17,7 +17,8 @@ import pytest
 
 from bitnet.core import Model
 from bitnet.core.text.chat import ChatTemplate
-from bitnet.server.chat.tools import as_template_reads, made_call
+from bitnet.server.chat.rendering import as_template_reads
+from bitnet.server.chat.tools import made_call
 
 TEMPLATES = Path(__file__).parents[2] / "bitnet-core/tests/text/templates"
 HERE = ("packages/bitnet-server",)

@@ -53,7 +53,18 @@ class InvalidInputError(BitNetError, ValueError):
 
 
 class ContextFullError(InvalidInputError):
-    """The prompt and the tokens asked for do not fit the model's context."""
+    """The prompt and the tokens asked for do not fit the model's context.
+
+    Args:
+        tokens: Number of tokens that do not fit, if known.
+        context: Number that the context holds, if known.
+    """
+
+    def __init__(
+        self, message: str, *, hint: str | None = None, tokens: int | None = None, context: int | None = None
+    ) -> None:
+        super().__init__(message, hint=hint)
+        self.tokens, self.context = tokens, context
 
 
 class QueueFullError(BitNetError):

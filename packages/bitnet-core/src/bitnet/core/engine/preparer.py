@@ -76,6 +76,8 @@ class Preparer:
             raise ContextFullError(
                 f"the prompt has {len(prompt)} tokens; the context holds {self.context}, including one new token.",
                 hint=f"Shorten the prompt{self._or_longer}",
+                tokens=len(prompt),
+                context=self.context,
             )
         for name, ids in (("stop_tokens", options.stop_tokens), ("logit_bias", options.logit_bias or ())):
             if ids:

@@ -54,6 +54,28 @@ class ChatTemplate:
             marks = marks_of(self.source)
             return None if marks is None else ThinkingSwitch(marks, None, {}, opens=False)
 
+    @cached_property
+    def alternates(self) -> bool:
+        """Whether the template refuses or drops messages unless turns alternate between user and assistant."""
+        orders = (("user",), ("user", "user", "assistant", "user"), ("user", "system", "assistant", "user"))
+        shown = [self._shown(orders, tools) for tools in (None, _TOOLS)]
+        return shown[0][0] and not all(map(all, shown))
+
+    @cached_property
+    def drops_results(self) -> bool:
+        """Whether the template drops the results of tools where it is given no tools."""
+        return not all(self._shown([("user", "assistant", "tool", "user")], None))
+
+    def _shown(self, orders: Sequence[Sequence[str]], tools: Sequence[Mapping[str, Any]] | None) -> list[bool]:
+        """Whether the template shows every message of each conversation, given by its roles."""
+        conversations = [[_trial(role, i, "tool" in roles) for i, role in enumerate(roles)] for roles in orders]
+        try:
+            texts = self.render_each([(messages, tools, {}) for messages in conversations])
+        except InvalidInputError:  # it refuses the first
+            return [False] * len(orders)
+        both = zip(conversations, texts, strict=True)
+        return [text is not None and all(str(m["content"]) in text for m in messages) for messages, text in both]
+
     def render(
         self,
         messages: Sequence[Message],
@@ -97,6 +119,20 @@ class ChatTemplate:
             return sandbox.render(self.source, several)
         except sandbox.TemplateError as error:
             raise _refused(error) from error
+
+
+_TOOLS = [{"type": "function", "function": {"name": "f", "description": "", "parameters": {"type": "object"}}}]
+
+
+def _trial(role: str, place: int, calls: bool) -> Message:
+    """A message that is recognised in a prompt."""
+    message: dict[str, Any] = {"role": role, "content": f"message {place}"}
+    if role == "tool":
+        message["tool_call_id"] = "call"
+    elif role == "assistant" and calls:
+        function = {"name": "f", "arguments": {}}
+        message |= {"content": "", "tool_calls": [{"id": "call", "type": "function", "function": function}]}
+    return message
 
 
 def _refused(error: sandbox.TemplateError) -> InvalidInputError:

@@ -6,24 +6,23 @@ import base64
 import hashlib
 import secrets
 from collections.abc import Iterable
-from dataclasses import replace
 from typing import Any
 
 from bitnet.core import Chunk, Completion
+from bitnet.server.api.anthropic_conversation import ignored_edits, read_conversation
 from bitnet.server.api.known_fields import MESSAGES
-from bitnet.server.chat.messages import content_parts, content_text, part_text
 from bitnet.server.chat.partial_json import complete_part
-from bitnet.server.chat.prompt import ChatPrompt, check_continued
-from bitnet.server.chat.thinking import ThinkingChoice, read_effort, thinking_object
+from bitnet.server.chat.prompt import ChatPrompt
+from bitnet.server.chat.thinking import carried
 from bitnet.server.chat.tool_calls import Arguments, Begin, Event, Text, ToolCall
-from bitnet.server.chat.tools import Tools, anthropic_tools, function_call, only_form
+from bitnet.server.chat.tools import Tools, anthropic_tools, only_form, other_tools
 from bitnet.server.forms.structured import Form, format_of
 from bitnet.server.forms.structured import checked as checked_form
 from bitnet.server.generation.job import SSE, Job, Result
 from bitnet.server.generation.sampling import MAX_STOPS, checked
 from bitnet.server.models.service import Service
 from bitnet.server.request.call import Call, to_json
-from bitnet.server.request.errors import RequestError, wrong
+from bitnet.server.request.errors import RequestError
 from bitnet.server.request.fields import Fields
 
 CALL = "toolu_"
@@ -41,9 +40,14 @@ _TYPES = {
 
 
 def error_body(error: RequestError) -> dict[str, Any]:
-    """An error in the format of Anthropic's API."""
+    """An error in the format of Anthropic's API. One about the context has the words by which Claude Code knows that it
+    must shorten the conversation."""
+    message = str(error)
+    if error.code == "context_length_exceeded":
+        lengths = "" if error.lengths is None else "{} tokens > {} maximum; ".format(*error.lengths)
+        message = f"prompt is too long: {lengths}{message}"
     kind = _TYPES.get(error.status, "invalid_request_error" if error.status < 500 else "api_error")
-    return {"type": "error", "error": {"type": kind, "message": str(error)}}
+    return {"type": "error", "error": {"type": kind, "message": message}}
 
 
 def parse(service: Service, fields: Fields) -> Job:
@@ -65,13 +69,16 @@ def parse(service: Service, fields: Fields) -> Job:
     }
     options["reasoning_budget"] = service.reasoning_budget(how.thinking)
     options = {name: value for name, value in options.items() if value is not None}
+    thinking = fields.object("thinking") or Fields({}, "thinking")
+    omits = thinking.choice("display", ("summarized", "omitted"), "summarized") == "omitted"
     return Job(
         prompts=lambda: [service.chat_tokens(messages, tools, how)],
         options=checked({"temperature": 1.0, **service.preset.sampling, **options}),
-        answer=MessageAnswer(service, tools, thinks=bool(how.thinking.allowed)),
+        answer=MessageAnswer(service, tools, omits=omits),
         stream=SSE if fields.flag("stream") else None,
         form=only_form(tools, _form(fields), template),
         receipt=fields.flag("x_bitnet_receipt"),
+        ignored=(*other_tools(fields, "custom"), *ignored_edits(fields)),
     )
 
 
@@ -82,26 +89,8 @@ async def count_tokens(service: Service, call: Call, fields: Fields) -> None:
 
 
 def _conversation(fields: Fields) -> tuple[list[dict[str, Any]], ChatPrompt]:
-    """The conversation; an answer that has been begun for the model is its last message, and is continued."""
     MESSAGES.check(fields)
-    choice = thinking_object(fields)
-    config = fields.object("output_config") or Fields({}, "output_config")
-    asked = replace(choice, effort=read_effort(config, "effort"))
-    choice = asked if choice.thinks else ThinkingChoice(False)  # this API's models think only where they are asked to
-    system = content_text(fields, "system")
-    messages = [{"role": "system", "content": system}] if system else []
-    given = fields.objects("messages")
-    if not given:
-        raise wrong("messages", "is missing or empty; it must be a list of messages.")
-    for message in given:
-        message.require("role")
-        message.require("content")
-        role = message.choice("role", ("user", "assistant"), "")
-        messages += _message(role, message)
-    if messages[-1]["role"] != "assistant":
-        return messages, ChatPrompt(thinking=choice)
-    check_continued(messages, given[-1].name("role"))
-    return messages, ChatPrompt(continued=True)
+    return read_conversation(fields)
 
 
 def _form(fields: Fields) -> Form | None:
@@ -111,40 +100,15 @@ def _form(fields: Fields) -> Form | None:
     return None if form is None else checked_form(format_of(form, form), Fields({}))
 
 
-def _message(role: str, message: Fields) -> list[dict[str, Any]]:
-    """A message in the form that templates read: tool results become messages of their own, before the user's text."""
-    if isinstance(message.values["content"], str):
-        return [{"role": role, "content": message.values["content"]}]
-    texts, calls, results, thoughts = [], [], [], list[str]()
-    for part in content_parts(message, "content"):
-        kind = part.text("type", "text")
-        if kind == "thinking" and role == "assistant":
-            thoughts.append(part.text("thinking") or "")
-        elif kind == "redacted_thinking" and role == "assistant":
-            continue  # nobody here can read it
-        elif kind == "tool_use" and role == "assistant":
-            part.require("id")
-            calls.append(function_call(part, part.text("id"), "input"))
-        elif kind == "tool_result" and role == "user":
-            part.require("tool_use_id")
-            text = content_text(part, "content")
-            failed = "Error: " if part.flag("is_error") else ""
-            results.append({"role": "tool", "tool_call_id": part.text("tool_use_id"), "content": failed + text})
-        else:
-            texts.append(part_text(part))
-    made: dict[str, Any] = {"role": role, "content": "".join(texts)}
-    if any(thoughts):
-        made["reasoning_content"] = "\n\n".join(thoughts)
-    if calls:
-        made["tool_calls"] = calls
-    return [*results, made] if texts or calls or not results else results
-
-
 class MessageAnswer:
-    """An answer as ``message`` and the events that build one."""
+    """An answer as ``message`` and the events that build one.
 
-    def __init__(self, service: Service, tools: Tools | None, *, thinks: bool) -> None:
-        self._thinks = thinks
+    Args:
+        omits: Whether a thought is only in its block's signature.
+    """
+
+    def __init__(self, service: Service, tools: Tools | None, *, omits: bool) -> None:
+        self._omits, self._thought = omits, ""
         self._service, self._id = service, "msg_" + secrets.token_hex(12)
         self._parser = None if tools is None else tools.parser(service.model.chat_template, CALL)
         self._content: list[dict[str, Any]] = []
@@ -164,8 +128,6 @@ class MessageAnswer:
     def begin(self, prompt_tokens: int) -> Iterable[bytes]:
         usage = {"input_tokens": prompt_tokens, "output_tokens": 0}
         yield _event("message_start", message=self._message([], usage, None))
-        if self._parser is None and not self._thinks:
-            yield from self._begin({"type": "text", "text": ""})
 
     def _begin(self, block: dict[str, Any]) -> Iterable[bytes]:
         yield from self._end_block()
@@ -178,7 +140,7 @@ class MessageAnswer:
         if self._open:
             self._open = False
             if self._content[-1]["type"] == "thinking":
-                self._content[-1]["signature"] = signature(self._content[-1]["thinking"])
+                self._content[-1]["signature"] = carried(self._thought) if self._omits else signature(self._thought)
                 yield self._delta("signature_delta", signature=self._content[-1]["signature"])
             yield _event("content_block_stop", index=len(self._content) - 1)
 
@@ -189,8 +151,10 @@ class MessageAnswer:
         if chunk.reasoning:
             if not self._open:
                 yield from self._begin({"type": "thinking", "thinking": "", "signature": ""})
-            self._content[-1]["thinking"] += chunk.reasoning
-            yield self._delta("thinking_delta", thinking=chunk.reasoning)
+            self._thought += chunk.reasoning
+            if not self._omits:
+                self._content[-1]["thinking"] += chunk.reasoning
+                yield self._delta("thinking_delta", thinking=chunk.reasoning)
         parser = self._parser
         if parser is None:
             events: list[Event] = [Text(chunk.text)] if chunk.text else []

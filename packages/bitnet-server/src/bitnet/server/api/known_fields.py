@@ -187,12 +187,11 @@ RESPONSES = _known(
 _REACHES_NOTHING = Refusal("this server reaches no others.")
 MESSAGES = _known(
     """model messages max_tokens system temperature top_p top_k stop_sequences stream tools tool_choice thinking
-    output_config output_format x_bitnet_receipt""",
+    output_config output_format context_management x_bitnet_receipt""",
     """metadata service_tier cache_control diagnostics inference_geo speed user_profile_id workspace_id betas
     billing_policy fallback_credit_token fallbacks""",
     mcp_servers=_REACHES_NOTHING,
     container=Refusal("this server runs no code."),
-    context_management=Refusal("conversations are not compacted; shorten the messages."),
     compaction=Refusal("conversations are not compacted; shorten the messages."),
     thread=Refusal("conversations are not stored; send all messages."),
 )

@@ -7,7 +7,8 @@ from typing import Any
 from bitnet.core.errors import InvalidInputError
 from bitnet.server.chat.messages import openai_messages
 from bitnet.server.chat.prompt import ChatPrompt
-from bitnet.server.chat.tools import as_template_reads, openai_tools
+from bitnet.server.chat.rendering import as_template_reads
+from bitnet.server.chat.tools import openai_tools
 from bitnet.server.models.service import Service
 from bitnet.server.request.bounded_json import MAX_ITEMS
 from bitnet.server.request.call import Call

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import base64
+import binascii
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
@@ -117,3 +119,21 @@ def ollama_thinking(fields: Fields, template: ChatTemplate | None) -> ThinkingCh
     if template is None or template.thinking is None:
         raise wrong(fields.name("think"), "asks for a thought, but the model does not think apart from its answers.")
     return ThinkingChoice(True) if value is True else ThinkingChoice(None, None, value)
+
+
+_CARRIED = "bitnet:"
+
+
+def carried(thought: str) -> str:
+    """A thought as a word that clients keep and send back without reading it."""
+    return _CARRIED + base64.b64encode(thought.encode("utf-8", "surrogatepass")).decode()
+
+
+def read_carried(word: str | None) -> str:
+    """The thought in a word of :func:`carried`; empty for other servers' words."""
+    if word is None or not word.startswith(_CARRIED):
+        return ""
+    try:
+        return base64.b64decode(word.removeprefix(_CARRIED), validate=True).decode("utf-8", "replace")
+    except (binascii.Error, ValueError):
+        return ""

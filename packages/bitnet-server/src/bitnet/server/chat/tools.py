@@ -147,95 +147,6 @@ def family(template: ChatTemplate | None) -> Family:
     return "llama" if PYTHON_TAG in source else "generic"
 
 
-def as_template_reads(
-    messages: Sequence[dict[str, Any]], tools: Tools | None, template: ChatTemplate | None
-) -> tuple[list[dict[str, Any]], list[dict[str, Any]] | None]:
-    """A conversation in the form that the template accepts, and the tools to pass to it; None: it accepts none."""
-    kind = family(template)
-    if kind != "generic":
-        made = [sound for message in messages for sound in _sound_calls(message)]
-        if kind == "llama":
-            made = [one for message in made for one in _one_call_each(message)]
-        return made, [tool.described() for tool in tools.known] if tools else None
-    called = {call["id"]: call["function"]["name"] for message in messages for call in message.get("tool_calls", ())}
-    made = [_in_words(message, called) for message in messages]
-    if tools is None:
-        return made, None
-    system = [made.pop(0)["content"]] if made[0]["role"] == "system" else []
-    return [{"role": "system", "content": "\n\n".join([*system, _instruction(tools)])}, *made], None
-
-
-def _sound_calls(message: dict[str, Any]) -> list[dict[str, Any]]:
-    """A message with its broken calls as text, as templates take only arguments that are objects. Sound calls follow in
-    a message of their own, as some templates write either a text or calls."""
-    calls = message.get("tool_calls", ())
-    broken = [call for call in calls if isinstance(call["function"]["arguments"], str)]
-    if not broken:
-        return [message]
-    text = _without_calls(message, _joined(message["content"], broken))
-    sound = [call for call in calls if not isinstance(call["function"]["arguments"], str)]
-    return [text, {**_without_thought(message), "content": "", "tool_calls": sound}] if sound else [text]
-
-
-def _without_calls(message: dict[str, Any], content: str) -> dict[str, Any]:
-    """A message with another content in place of its calls; its thought stays."""
-    return {**{name: value for name, value in message.items() if name != "tool_calls"}, "content": content}
-
-
-def _without_thought(message: dict[str, Any]) -> dict[str, Any]:
-    """A message that follows the one with the thought."""
-    return {name: value for name, value in message.items() if name != "reasoning_content"}
-
-
-def _joined(content: str, calls: Sequence[dict[str, Any]]) -> str:
-    """A text with calls after it, as JSON; the JSON of a broken call breaks off where its arguments do."""
-    return "\n".join(filter(None, [content, *(_written(call["function"]) for call in calls)]))
-
-
-def _written(function: dict[str, Any]) -> str:
-    if isinstance(function["arguments"], dict):
-        return json.dumps(function, ensure_ascii=False)
-    return f'{{"name": {json.dumps(function["name"], ensure_ascii=False)}, "arguments": {function["arguments"]}'
-
-
-def _one_call_each(message: dict[str, Any]) -> list[dict[str, Any]]:
-    """Split a message into several, as Llama's templates accept one call per message."""
-    calls = message.get("tool_calls", ())
-    if len(calls) < 2:
-        return [message]
-    first, *others = ([call] for call in calls)
-    rest = _without_thought(message)
-    return [{**message, "tool_calls": first}, *({**rest, "tool_calls": call} for call in others)]
-
-
-def _instruction(tools: Tools) -> str:
-    """The system message about tools for models whose template does not describe them."""
-    lines = [json.dumps(tool.described()["function"], ensure_ascii=False) for tool in tools.known]
-    must = "You must call a function." if tools.required else "Call one only where it helps; else answer in words."
-    return "\n".join(
-        [
-            "You can call these functions:",
-            *lines,
-            'To call one, answer with nothing but JSON: {"name": the function\'s name, "arguments": {…}}',
-            must,
-        ]
-    )
-
-
-def _in_words(message: dict[str, Any], called: Mapping[str, str]) -> dict[str, Any]:
-    """A message with calls and results as plain text, for templates that do not support them.
-
-    Args:
-        called: Maps the ids of calls to the names of their functions.
-    """
-    if message["role"] == "tool":
-        name = called.get(message.get("tool_call_id", ""), "the function")
-        return {"role": "user", "content": f"Result of {message.get('name', name)}: {message['content']}"}
-    if "tool_calls" in message:
-        return _without_calls(message, _joined(message["content"], message["tool_calls"]))
-    return message
-
-
 def function_call(fields: Fields, id: str | None, arguments: str = "arguments") -> dict[str, Any]:
     """A call in a conversation. Its arguments are an object, or text if they are not one: a call that was cut off, or
     that the model wrote wrongly, is part of the conversation, too.
@@ -363,8 +274,8 @@ def anthropic_tools(fields: Fields) -> Tools | None:
     """
     known = []
     for given in fields.objects("tools", MAX_TOOLS) or ():
-        if (kind := given.text("type", "custom")) != "custom":
-            raise unsupported(given.name("type"), f"{brief(kind)} is not supported; only the client's tools are.")
+        if given.text("type", "custom") != "custom":
+            continue  # see other_tools
         known.append(read_tool(given, "input_schema"))
     tools = _all_of(known, fields)
     choice = fields.object("tool_choice") or Fields({"type": "auto"}, "tool_choice")
@@ -375,6 +286,16 @@ def anthropic_tools(fields: Fields) -> Tools | None:
         choice.require("name")
         return chosen(tools, "required", choice.name("name"), parallel=False, names=[choice.text("name") or ""])
     return chosen(tools, "required" if kind == "any" else kind, choice.name("type"), parallel=parallel)
+
+
+def other_tools(fields: Fields, own: str) -> list[str]:
+    """Types of the tools that another server would run, such as a web search. The model is not told of them.
+
+    Args:
+        own: The type of the client's tools.
+    """
+    kinds = (tool.text("type", own) or own for tool in fields.objects("tools", MAX_TOOLS) or ())
+    return [brief(kind) for kind in kinds if kind != own]
 
 
 def only_form(tools: Tools | None, form: Form | None, template: ChatTemplate | None) -> Form | None:

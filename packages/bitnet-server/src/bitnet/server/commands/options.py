@@ -10,7 +10,7 @@ import click
 from bitnet.core.cli.options import F, FileName, model_options
 
 GROUPS = {
-    "Clients": ("alias", "api_key", "api_key_file", "cors", "page"),
+    "Clients": ("alias", "model_alias", "any_model", "api_key", "api_key_file", "cors", "page"),
     "Limits": (
         *(
             "parallel",
@@ -57,6 +57,14 @@ def not_empty(ctx: click.Context, param: click.Option, given: Any) -> Any:
         what = str(param.metavar).lower()
         raise click.BadParameter(f"the {what} is empty; leave the option out for the default.", ctx, param)
     return given
+
+
+def model_aliases(ctx: click.Context, param: click.Option, given: tuple[str, ...]) -> tuple[tuple[str, str], ...]:
+    """The patterns, each with its model's name."""
+    found = tuple((pattern, name) for pattern, _, name in (one.partition("=") for one in given))
+    if any(not pattern or not name for pattern, name in found):
+        raise click.BadParameter("write the pattern, =, and the name of a model that is served.", ctx, param)
+    return found
 
 
 def cluster_only(ctx: click.Context, param: click.Option, given: Any) -> Any:

@@ -18,6 +18,7 @@ from bitnet.server.commands.options import (
     Finite,
     Grouped,
     cluster_only,
+    model_aliases,
     models_option,
     not_empty,
     replicas,
@@ -45,6 +46,14 @@ if TYPE_CHECKING:
     callback=not_empty,
     help="Name for clients; one for each -m, in order. One model may have several.  [default: the file's]",
 )
+@click.option(
+    "--model-alias",
+    metavar="PATTERN=NAME",
+    multiple=True,
+    callback=model_aliases,
+    help="Let NAME answer for other names, such as 'claude-*=NAME'; repeatable.",
+)
+@click.option("--any-model", is_flag=True, help="Let the first model answer requests for models that are not here.")
 @click.option(
     "-np",
     "--parallel",
@@ -215,6 +224,8 @@ def serve(**params: Any) -> None:
         page=params["page"],
         max_stored=params["max_stored"],
         reasoning_budget=params["reasoning_budget"],
+        model_aliases=params["model_alias"],
+        any_model=params["any_model"],
         max_memory=None if params["max_memory"] is None else int(params["max_memory"] * 1e9),
     )
     names = ("host", "port", "uds", "root_path", "ssl_certfile", "ssl_keyfile", "log_format", "drain")

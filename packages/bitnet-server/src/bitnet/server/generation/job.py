@@ -96,6 +96,7 @@ class Job:
         form: The format that the answer must have; None: any.
         rules: Which tokens it may hold; None: any.
         include_stop: Whether the stop string that ends an answer is part of its text.
+        ignored: What the request asks for in vain, such as tools that this server does not run; a header names it.
     """
 
     prompts: Callable[[], Sequence[Sequence[int]]]
@@ -107,6 +108,7 @@ class Job:
     form: structured.Form | None = None
     rules: TokenRules | None = None
     include_stop: bool = False
+    ignored: Sequence[str] = ()
 
 
 async def run(service: Service, call: Call, job: Job) -> None:
@@ -119,6 +121,8 @@ async def run(service: Service, call: Call, job: Job) -> None:
     ping = PING if job.stream == SSE else b""
     if job.stream is not None:
         call.begin_stream(job.stream)
+    if job.ignored:
+        call.add_header("x-bitnet-ignored", ", ".join(dict.fromkeys(job.ignored)))
     await call.watch(_Run(service, call, job)(), ping=ping)
 
 

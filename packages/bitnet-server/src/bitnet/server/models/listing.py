@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import NamedTuple
 
-from bitnet.core.errors import brief
+from bitnet.core.errors import InvalidInputError, brief
 from bitnet.server.models.catalog import Catalog
 from bitnet.server.models.folder import state_of, stored_bytes
 from bitnet.server.models.pooled import PooledModel
 from bitnet.server.models.presets import Preset
 from bitnet.server.models.service import Source
+from bitnet.server.models.settings import Settings
 from bitnet.server.request.errors import RequestError
 
 MAX_NAMED = 20
@@ -36,17 +38,25 @@ class Listing:
     Args:
         sources: Models that stay; the first is the default for requests that name none.
         catalog: Models that come and go; None: there are none.
+        settings: The other names by which models may be requested.
 
     Attributes:
         models: All of them.
+
+    Raises:
+        InvalidInputError: An alias is for a model that there is not.
     """
 
-    def __init__(self, sources: Sequence[Source], catalog: Catalog | None) -> None:
-        self.catalog = catalog
+    def __init__(self, sources: Sequence[Source], catalog: Catalog | None, settings: Settings) -> None:
+        self.catalog, self._settings = catalog, settings
         self._fixed = [PooledModel(source) for source in sources]
         self._found: dict[Path, PooledModel] = {}
         self._gone: set[str] = set()
         self.models = [*self._fixed]
+        for pattern, target in () if catalog is not None else settings.model_aliases:
+            if self._own(target) is None:
+                here = ", ".join(self.names)
+                raise InvalidInputError(f"the alias {brief(pattern)} is for {brief(target)}, which is none of {here}.")
 
     def entries(self) -> Iterator[Named]:
         """Every name."""
@@ -79,7 +89,14 @@ class Listing:
         return max(self.models, key=lambda one: (one.loaded, one.used))
 
     def lookup(self, name: str) -> Named | None:
-        """What a name means; None: nothing."""
+        """What a name means: a model's own name, or one that an alias's pattern matches; None: nothing."""
+        if (found := self._own(name)) is not None:
+            return found
+        aliases = self._settings.model_aliases
+        meant = next((target for pattern, target in aliases if fnmatchcase(name, pattern)), None)
+        return None if meant is None else self._own(meant)
+
+    def _own(self, name: str) -> Named | None:
         for one in self.models:
             for given in (name, name.removesuffix(":latest")):
                 if given in one.source.names:
@@ -94,11 +111,11 @@ class Listing:
         Raises:
             RequestError: There is no model with that name.
         """
-        if name is None:
+        if name is not None and (found := self.lookup(name)) is not None:
+            return found
+        if name is None or self._settings.any_model:
             one = self.default()
             return Named(one, one.source.names, one.source.preset)
-        if (found := self.lookup(name)) is not None:
-            return found
         here = self.names
         more = f" and {len(here) - MAX_NAMED} more" if len(here) > MAX_NAMED else ""
         are = f"{', '.join(here[:MAX_NAMED])}{more} {'is' if len(here) == 1 else 'are'}" if here else "no model is"

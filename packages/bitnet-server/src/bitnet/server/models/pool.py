@@ -47,7 +47,7 @@ class Pool:
 
     def __init__(self, sources: Sequence[Source], settings: Settings, catalog: Catalog | None = None) -> None:
         self._settings = settings
-        self.listing = Listing(sources, catalog)
+        self.listing = Listing(sources, catalog, settings)
         self._refreshing = asyncio.Lock()
         self.shared = Shared(settings, self.services)
         self._released = asyncio.Event()

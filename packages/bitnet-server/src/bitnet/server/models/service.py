@@ -14,8 +14,9 @@ from bitnet.core import Model, __version__
 from bitnet.core.gguf.split import model_bytes
 from bitnet.core.text.chat import ChatTemplate
 from bitnet.server.chat.prompt import PLAIN, ChatPrompt
+from bitnet.server.chat.rendering import as_template_reads
 from bitnet.server.chat.thinking import ThinkingChoice
-from bitnet.server.chat.tools import Tools, as_template_reads
+from bitnet.server.chat.tools import Tools
 from bitnet.server.models.backend import Backend, InProcess, ServedModel
 from bitnet.server.models.presets import NO_PRESET, Preset
 from bitnet.server.models.shared import Shared

@@ -25,6 +25,9 @@ class Settings:
         max_memory: Maximum bytes of model files and KV caches loaded at the same time; None: no limit.
         reasoning_budget: Maximum tokens of a thought, for requests that say nothing about thinking; 0: no thought;
             None: no limit.
+        model_aliases: Patterns of names that clients may use besides, such as ``claude-*``, each with the name of the
+            model that answers; the first that matches counts.
+        any_model: Whether the first model answers requests for models that are not here.
 
     Raises:
         InvalidInputError: A key is empty, which would admit requests without a key.
@@ -41,6 +44,8 @@ class Settings:
     max_stored: int = 256
     max_memory: int | None = None
     reasoning_budget: int | None = None
+    model_aliases: tuple[tuple[str, str], ...] = ()
+    any_model: bool = False
 
     def __post_init__(self) -> None:
         if not all(key.strip() for key in self.api_keys):

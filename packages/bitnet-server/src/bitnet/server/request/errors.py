@@ -22,6 +22,7 @@ class RequestError(BitNetError):
         code: A short word for programs, such as ``model_not_found``.
         retry_after: Seconds after which the client may ask again.
         allow: Methods that the path accepts, if it does not accept the request's.
+        lengths: Tokens of a prompt that is too long, and those that the context holds.
     """
 
     def __init__(
@@ -33,8 +34,10 @@ class RequestError(BitNetError):
         code: str | None = None,
         retry_after: int | None = None,
         allow: str | None = None,
+        lengths: tuple[int, int] | None = None,
     ) -> None:
         super().__init__(message)
+        self.lengths = lengths
         self.status, self.field, self.code, self.retry_after, self.allow = status, field, code, retry_after, allow
 
 
@@ -61,7 +64,8 @@ def as_request_error(error: BaseException) -> RequestError:
     if isinstance(error, QueueFullError):
         return RequestError(429, str(error), code="queue_full", retry_after=1)
     if isinstance(error, ContextFullError):
-        return RequestError(400, str(error), code="context_length_exceeded")
+        lengths = None if error.tokens is None or error.context is None else (error.tokens, error.context)
+        return RequestError(400, str(error), code="context_length_exceeded", lengths=lengths)
     if isinstance(error, InvalidInputError):
         return RequestError(400, str(error))
     if isinstance(error, DeviceError):

@@ -1,0 +1,138 @@
+"""Writes a conversation as a chat template reads it: calls in its family's format or in words, and turns that alternate
+where it takes no others."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from bitnet.server.chat.tools import Tools, family
+
+if TYPE_CHECKING:
+    from bitnet.core.text.chat import ChatTemplate
+
+
+def as_template_reads(
+    messages: Sequence[dict[str, Any]], tools: Tools | None, template: ChatTemplate | None
+) -> tuple[list[dict[str, Any]], list[dict[str, Any]] | None]:
+    """A conversation in the form that the template accepts, and the tools to pass to it; None: it accepts none."""
+    made, given = _with_tools(messages, tools, template)
+    return (_alternating(made) if template is not None and template.alternates else made), given
+
+
+def _alternating(messages: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """A conversation whose turns alternate: later system messages are the user's, and neighbours of one role are one
+    message."""
+    made: list[dict[str, Any]] = []
+    for i, message in enumerate(messages):
+        role = "user" if i and message["role"] == "system" else message["role"]
+        last = made[-1] if made else {"role": ""}
+        if role != last["role"] or role not in ("user", "assistant"):
+            made.append({**message, "role": role})
+            continue
+        texts = filter(None, (last["content"], message["content"]))
+        calls = [*last.get("tool_calls", ()), *message.get("tool_calls", ())]
+        made[-1] = {
+            **last,
+            **message,
+            "role": role,
+            "content": "\n\n".join(texts),
+            **({"tool_calls": calls} if calls else {}),
+        }
+    return made
+
+
+def _with_tools(
+    messages: Sequence[dict[str, Any]], tools: Tools | None, template: ChatTemplate | None
+) -> tuple[list[dict[str, Any]], list[dict[str, Any]] | None]:
+    """The conversation with its calls as the template's family writes them, and the tools to pass to the template."""
+    kind = family(template)
+    if kind != "generic" and tools is None and template is not None and _has_calls(messages) and template.drops_results:
+        kind = "generic"
+    if kind != "generic":
+        made = [sound for message in messages for sound in _sound_calls(message)]
+        if kind == "llama":
+            made = [one for message in made for one in _one_call_each(message)]
+        return made, [tool.described() for tool in tools.known] if tools else None
+    called = {call["id"]: call["function"]["name"] for message in messages for call in message.get("tool_calls", ())}
+    made = [_in_words(message, called) for message in messages]
+    if tools is None:
+        return made, None
+    system = [made.pop(0)["content"]] if made[0]["role"] == "system" else []
+    return [{"role": "system", "content": "\n\n".join([*system, _instruction(tools)])}, *made], None
+
+
+def _has_calls(messages: Sequence[dict[str, Any]]) -> bool:
+    return any(message["role"] == "tool" or "tool_calls" in message for message in messages)
+
+
+def _sound_calls(message: dict[str, Any]) -> list[dict[str, Any]]:
+    """A message with its broken calls as text, as templates take only arguments that are objects. Sound calls follow in
+    a message of their own, as some templates write either a text or calls."""
+    calls = message.get("tool_calls", ())
+    broken = [call for call in calls if isinstance(call["function"]["arguments"], str)]
+    if not broken:
+        return [message]
+    text = _without_calls(message, _joined(message["content"], broken))
+    sound = [call for call in calls if not isinstance(call["function"]["arguments"], str)]
+    return [text, {**_without_thought(message), "content": "", "tool_calls": sound}] if sound else [text]
+
+
+def _without_calls(message: dict[str, Any], content: str) -> dict[str, Any]:
+    """A message with another content in place of its calls; its thought stays."""
+    return {**{name: value for name, value in message.items() if name != "tool_calls"}, "content": content}
+
+
+def _without_thought(message: dict[str, Any]) -> dict[str, Any]:
+    """A message that follows the one with the thought."""
+    return {name: value for name, value in message.items() if name != "reasoning_content"}
+
+
+def _joined(content: str, calls: Sequence[dict[str, Any]]) -> str:
+    """A text with calls after it, as JSON; the JSON of a broken call breaks off where its arguments do."""
+    return "\n".join(filter(None, [content, *(_written(call["function"]) for call in calls)]))
+
+
+def _written(function: dict[str, Any]) -> str:
+    if isinstance(function["arguments"], dict):
+        return json.dumps(function, ensure_ascii=False)
+    return f'{{"name": {json.dumps(function["name"], ensure_ascii=False)}, "arguments": {function["arguments"]}'
+
+
+def _one_call_each(message: dict[str, Any]) -> list[dict[str, Any]]:
+    """Split a message into several, as Llama's templates accept one call per message."""
+    calls = message.get("tool_calls", ())
+    if len(calls) < 2:
+        return [message]
+    first, *others = ([call] for call in calls)
+    rest = _without_thought(message)
+    return [{**message, "tool_calls": first}, *({**rest, "tool_calls": call} for call in others)]
+
+
+def _instruction(tools: Tools) -> str:
+    """The system message about tools for models whose template does not describe them."""
+    lines = [json.dumps(tool.described()["function"], ensure_ascii=False) for tool in tools.known]
+    must = "You must call a function." if tools.required else "Call one only where it helps; else answer in words."
+    return "\n".join(
+        [
+            "You can call these functions:",
+            *lines,
+            'To call one, answer with nothing but JSON: {"name": the function\'s name, "arguments": {…}}',
+            must,
+        ]
+    )
+
+
+def _in_words(message: dict[str, Any], called: Mapping[str, str]) -> dict[str, Any]:
+    """A message with calls and results as plain text, for templates that do not support them.
+
+    Args:
+        called: Maps the ids of calls to the names of their functions.
+    """
+    if message["role"] == "tool":
+        name = called.get(message.get("tool_call_id", ""), "the function")
+        return {"role": "user", "content": f"Result of {message.get('name', name)}: {message['content']}"}
+    if "tool_calls" in message:
+        return _without_calls(message, _joined(message["content"], message["tool_calls"]))
+    return message
