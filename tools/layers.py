@@ -124,7 +124,7 @@ CORE = House(
 )
 SERVER = House(
     "bitnet.server",
-    ("request", "forms", "chat", "models", "generation", "api", "http", "batch", "ray", "bench", "commands", ""),
+    ("request", "forms", "chat", "batch", "models", "generation", "api", "http", "ray", "bench", "commands", ""),
 )
 HOUSES = (CORE, SERVER)
 

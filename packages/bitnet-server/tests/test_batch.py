@@ -90,10 +90,10 @@ def test_an_interrupted_run_keeps_what_it_has(run: Run, monkeypatch: pytest.Monk
 
     add = Answers.add
 
-    def three(self: Any, one: Any, *more: Any) -> None:
+    def three(self: Any, *answer: Any) -> None:
         if len(Path("out.jsonl").read_text(encoding="utf-8").splitlines()) == 3:
             raise KeyboardInterrupt
-        add(self, one, *more)
+        add(self, *answer)
 
     rows = [row(str(n)) for n in range(30)]
     with monkeypatch.context() as patch:

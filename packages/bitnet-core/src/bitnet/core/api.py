@@ -164,7 +164,7 @@ class Model(FileBacked):
 
         Args:
             prompt: Text, in which special tokens are recognised, or token ids, which are used unchanged. If they come
-                from :meth:`chat_tokens`, the answer's thought is split off.
+                from :meth:`~bitnet.core.Model.chat_tokens`, the answer's thought is split off.
             constraint: Called for each continuation to make the object that decides which tokens may come next. None:
                 any token may. A thought before the answer is free.
             options: Fields of :class:`~bitnet.core.engine.GenerationOptions`: ``max_tokens``, ``temperature``, ….

@@ -15,18 +15,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 
 from bitnet.core.support.cache import cache_folder
-
-if sys.platform == "win32":
-    import msvcrt
-
-    def _lock(handle: int) -> None:
-        msvcrt.locking(handle, msvcrt.LK_NBLCK, 1)
-else:
-    import fcntl
-
-    def _lock(handle: int) -> None:
-        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-
+from bitnet.core.support.files import lock
 
 _FOLDER, _BETWEEN = "running", "@"
 
@@ -77,7 +66,7 @@ def _mark(what: str) -> tuple[int, Path | None]:
     except (OSError, RuntimeError):
         return -1, None
     with contextlib.suppress(OSError):  # not every file system has locks; then a child must find out
-        _lock(handle)
+        lock(handle)
     return handle, Path(name)
 
 
@@ -100,7 +89,7 @@ def _held(path: Path) -> bool:
     except OSError:
         return True
     try:
-        _lock(handle)
+        lock(handle)
     except OSError:
         return True
     finally:

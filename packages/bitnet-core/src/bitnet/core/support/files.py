@@ -17,7 +17,9 @@ from typing import BinaryIO
 
 from bitnet.core.errors import BitNetError
 
-if sys.platform != "win32":
+if sys.platform == "win32":
+    import msvcrt
+else:
     import fcntl
 
 WAIT = 5.0
@@ -111,6 +113,18 @@ def replacing(path: Path) -> Iterator[BinaryIO]:
         raise BitNetError(f"{path} cannot be written: {error.strerror or error}.") from error
 
 
+def lock(handle: int) -> None:
+    """Lock an open file until it is closed, or this process ends in whatever way.
+
+    Raises:
+        OSError: Another process has locked it, or the file system has no locks.
+    """
+    if sys.platform == "win32":
+        msvcrt.locking(handle, msvcrt.LK_NBLCK, 1)
+    else:
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+
+
 def free_space(path: Path) -> int:
     """Bytes free on the disk of a file or a folder, which need not exist yet."""
     while not path.is_dir():
@@ -165,7 +179,7 @@ def _mark_in_use(handle: int) -> None:
     """Lock a temporary file while it is open, so that other processes know it is not abandoned."""
     if sys.platform != "win32":
         with suppress(OSError):  # the file system has no locks, so others cannot lock it either
-            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            lock(handle)
 
 
 def _remove_abandoned(target: Path) -> None:
@@ -185,7 +199,7 @@ def _remove_unused(path: Path) -> None:
         return
     handle = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
     try:
-        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        lock(handle)
         path.unlink()
     finally:
         os.close(handle)

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import secrets
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from bitnet.core import Completion
 from bitnet.core.engine import TokenLogprob
+from bitnet.core.errors import brief
 from bitnet.server.generation.job import Result
 from bitnet.server.models.service import Service
 from bitnet.server.request.call import to_json
@@ -17,6 +18,8 @@ from bitnet.server.request.fields import Fields
 
 FINISH = {"stop": "stop", "length": "length", "context": "length", "cancelled": "stop"}
 DONE = b"data: [DONE]\n\n"
+MAX_METADATA, MAX_METADATA_TEXT = 16, 64 + 512
+"""Maximum members of ``metadata``, and characters of a name and its value together."""
 
 _TYPES = {401: "authentication_error", 404: "not_found_error", 429: "rate_limit_error"}
 
@@ -25,6 +28,15 @@ def error_body(error: RequestError) -> dict[str, Any]:
     """An error in the format of OpenAI's API."""
     kind = _TYPES.get(error.status, "invalid_request_error" if error.status < 500 else "server_error")
     return {"error": {"message": str(error), "type": kind, "param": error.field, "code": error.code}}
+
+
+def read_metadata(fields: Fields) -> Mapping[str, Any]:
+    """What a client keeps with a response, within the bounds of OpenAI's API."""
+    found = fields.object("metadata", MAX_METADATA) or Fields({})
+    for name in found.values:
+        if len(name) + len(found.text(name) or "") > MAX_METADATA_TEXT:
+            raise wrong(found.name(brief(name)), f"is longer than {MAX_METADATA_TEXT} characters.")
+    return found.values
 
 
 def event(value: Any) -> bytes:

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import secrets
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from bitnet.core import Chunk
 from bitnet.core.errors import brief
 from bitnet.server.api.known_fields import CHAT, RESPONSES
-from bitnet.server.api.openai import stream_options
+from bitnet.server.api.openai import read_metadata, stream_options
 from bitnet.server.chat.messages import ROLES, content_text
 from bitnet.server.chat.prompt import ChatPrompt
 from bitnet.server.chat.thinking import ThinkingChoice, read_effort
@@ -25,8 +25,6 @@ from bitnet.server.request.call import Call, to_json
 from bitnet.server.request.errors import RequestError, unsupported, wrong
 from bitnet.server.request.fields import Fields
 
-MAX_METADATA, MAX_METADATA_TEXT = 16, 64 + 512
-"""Maximum members of ``metadata``, and characters of a name and its value together."""
 LOGPROBS = "message.output_text.logprobs"
 
 
@@ -80,15 +78,6 @@ def parse(service: Service, fields: Fields, owner: bytes = b"") -> Job:
         form=only_form(tools, asked, service.model.chat_template),
         receipt=fields.flag("x_bitnet_receipt"),
     )
-
-
-def _metadata(fields: Fields) -> Mapping[str, Any]:
-    """What a client keeps with a response, within the bounds of OpenAI's API."""
-    found = fields.object("metadata", MAX_METADATA) or Fields({})
-    for name in found.values:
-        if len(name) + len(found.text(name) or "") > MAX_METADATA_TEXT:
-            raise wrong(found.name(brief(name)), f"is longer than {MAX_METADATA_TEXT} characters.")
-    return found.values
 
 
 def _before(service: Service, fields: Fields, owner: bytes) -> Sequence[dict[str, Any]]:
@@ -184,7 +173,7 @@ class ResponseAnswer:
             "incomplete_details": None,
             "instructions": fields.text("instructions"),
             "max_output_tokens": options["max_tokens"],
-            "metadata": _metadata(fields),
+            "metadata": read_metadata(fields),
             "parallel_tool_calls": fields.flag("parallel_tool_calls", True),
             "reasoning": fields.values.get("reasoning") or {"effort": None, "summary": None},
             "previous_response_id": fields.text("previous_response_id"),

@@ -2,14 +2,24 @@
 
 from __future__ import annotations
 
+import time
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from bitnet.core.cli.console import note, progress
 from bitnet.core.cli.options import FileName, context_option, load, model_options
 from bitnet.core.errors import InvalidInputError
+
+if TYPE_CHECKING:
+    from bitnet.core import Model
+    from bitnet.server.batch.rows import Answers, Row
+    from bitnet.server.batch.run import Outcome
+
+AHEAD = 4
+"""Number of requests that wait while others run, so that a place is never empty."""
 
 
 @click.command()
@@ -39,7 +49,6 @@ def batch(**params: Any) -> None:
     import asyncio
 
     from bitnet.server.batch.rows import Answers, keep_answered, read_rows
-    from bitnet.server.batch.run import run_batch
 
     source, target = params["input"], params["output"]
     rows = read_rows(source)
@@ -47,26 +56,57 @@ def batch(**params: Any) -> None:
     if target.exists():
         if not params["resume"]:
             raise InvalidInputError(f"{target} is there already.", hint="Add --resume to go on with it.")
-        answered = keep_answered(target, [row.id for row in rows])
+        answered = {one.id for one in keep_answered(target, {row.id for row in rows})}
     left = [row for row in rows if row.id not in answered]
     if answered:
         note(f"{len(answered)} of {len(rows)} rows have their answers.")
     if not left:
         return
-    answers = Answers(target)
+    answers, began = Answers(target), time.perf_counter()
     try:
         with load(params, max_seqs=params["parallel"]) as model, progress("Answering") as shown:
-            outcome = asyncio.run(run_batch(model, left, answers, parallel=params["parallel"], progress=shown))
+            began = time.perf_counter()
+            outcome = asyncio.run(_answer(model, left, answers, params["parallel"], shown))
     except KeyboardInterrupt:
         note(f"Interrupted; the answers so far are in {target}. Go on with --resume.")
         raise
     finally:
         answers.close()
         _remove_empty(target)
-    rate = outcome.tokens / outcome.seconds
-    note(f"{outcome.rows} rows in {outcome.seconds:.1f} s, {outcome.tokens} tokens generated ({rate:.0f} tokens/s).")
+    seconds = time.perf_counter() - began
+    rate = outcome.tokens / seconds
+    note(f"{outcome.rows} rows in {seconds:.1f} s, {outcome.tokens} tokens generated ({rate:.0f} tokens/s).")
     if outcome.refused:
         note(f"{outcome.refused} of them are errors: their status_code is not 200.")
+
+
+async def _answer(
+    model: Model, rows: Sequence[Row], answers: Answers, parallel: int, shown: Callable[[int, int], None]
+) -> Outcome:
+    """Answer rows with the server's application, in this process. An error is its row's answer."""
+    from bitnet.server.batch.run import Outcome, run_rows
+    from bitnet.server.http.app import App
+    from bitnet.server.models.service import Source
+    from bitnet.server.models.settings import Settings
+    from bitnet.server.models.state import State
+
+    settings = Settings(max_seqs=parallel, page=False, max_stored=0)
+    state = State([Source((model.path.stem,), model.path, lambda: model, reloads=False)], settings)
+    state.pool.open()
+    app, outcome = App(state), Outcome()
+
+    async def answer(row: Row) -> None:
+        body = {name: value for name, value in row.body.items() if name != "model"}
+        status, found = await app.ask(row.path, body)
+        answers.add(row.id, status, found)
+        outcome.count(status, found)
+        shown(outcome.rows, len(rows))
+
+    try:
+        await run_rows(rows, answer, state.shared.places + AHEAD)
+    finally:
+        state.close()
+    return outcome
 
 
 def _remove_empty(file: Path) -> None:

@@ -10,7 +10,7 @@ import click
 from bitnet.core.cli.options import F, FileName, model_options
 
 GROUPS = {
-    "Clients": ("alias", "model_alias", "any_model", "api_key", "api_key_file", "cors", "page"),
+    "Clients": ("alias", "model_alias", "any_model", "api_key", "api_key_file", "cors", "page", "file_storage"),
     "Limits": (
         *(
             "parallel",
@@ -18,6 +18,7 @@ GROUPS = {
             "max_queue_tokens",
             "max_memory",
             "max_stored",
+            "max_file_storage",
             "reasoning_budget",
             "timeout",
             "max_body",

@@ -92,6 +92,20 @@ if TYPE_CHECKING:
     help="Responses kept in memory for previous_response_id.",
 )
 @click.option(
+    "--file-storage",
+    metavar="DIR",
+    type=FileName(),
+    help="Folder for clients' files and batches.  [default: there are neither]",
+)
+@click.option(
+    "--max-file-storage",
+    metavar="GB",
+    type=Finite(min=0, min_open=True),
+    default=1,
+    show_default=True,
+    help="Maximum gigabytes of these files.",
+)
+@click.option(
     "--reasoning-budget", metavar="N", type=click.IntRange(0), help="Maximum tokens of a thought.  [default: no limit]"
 )
 @click.option(
@@ -223,6 +237,8 @@ def serve(**params: Any) -> None:
         cors=params["cors"],
         page=params["page"],
         max_stored=params["max_stored"],
+        file_storage=None if params["file_storage"] is None else str(params["file_storage"].absolute()),
+        max_file_storage=int(params["max_file_storage"] * 1e9),
         reasoning_budget=params["reasoning_budget"],
         model_aliases=params["model_alias"],
         any_model=params["any_model"],

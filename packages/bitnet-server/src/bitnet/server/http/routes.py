@@ -12,7 +12,9 @@ from typing import Any, NamedTuple
 
 from bitnet.server.api import (
     anthropic,
+    batches,
     devices,
+    files,
     ollama,
     ollama_models,
     openai_chat,
@@ -99,13 +101,14 @@ def of_model(
     """
 
     async def handle(state: State, call: Call) -> None:
-        if generates:
+        counts = generates and not call.admitted
+        if counts:
             state.admission.check_room()
         fields = Fields(await call.json())
         if without is not None and await without(state, call, fields):
             return
         field = ollama_models.model_field(fields) if path == "/api/show" else "model"
-        with state.admission.admitted() if generates else nullcontext():
+        with state.admission.admitted() if counts else nullcontext():
             name = fields.text(field)
             await _with_model(
                 state, call, name, field, lambda service: answer(service, call, fields), generates=generates
@@ -153,6 +156,15 @@ ENDPOINTS = (
     of_model("/v1/responses", responses.create, generates=True),
     Endpoint("/v1/responses/{id}", stored.retrieve),
     Endpoint("/v1/responses/{id}", stored.delete, ("DELETE",)),
+    Endpoint("/v1/files", files.create, ("POST",)),
+    Endpoint("/v1/files", files.files),
+    Endpoint("/v1/files/{id}", files.file),
+    Endpoint("/v1/files/{id}", files.delete, ("DELETE",)),
+    Endpoint("/v1/files/{id}/content", files.content),
+    Endpoint("/v1/batches", batches.create, ("POST",)),
+    Endpoint("/v1/batches", batches.batches),
+    Endpoint("/v1/batches/{id}", batches.batch),
+    Endpoint("/v1/batches/{id}/cancel", batches.cancel, ("POST",)),
     generating("/v1/messages", anthropic.parse, anthropic.error_body),
     of_model("/v1/messages/count_tokens", anthropic.count_tokens, anthropic.error_body),
     of_model("/tokenize", text.tokenize),

@@ -28,6 +28,15 @@ class Admission:
         self.present = 0
         self._seconds = 1.0  # recent average duration of a request
 
+    @property
+    def places(self) -> int:
+        return self._shared.places
+
+    @property
+    def free(self) -> bool:
+        """Whether a request that came now would run at once."""
+        return not self.draining and self.present < self._shared.places
+
     def check_room(self) -> None:
         """Refuse a request that could not be admitted now, before its body is read.
 

@@ -22,6 +22,8 @@ class Settings:
         cors: Origins whose pages may call the server.
         page: Whether the page is served at ``/``.
         max_stored: Maximum number of responses kept for ``previous_response_id``.
+        file_storage: Folder for clients' files and the answers to their batches; None: there are neither.
+        max_file_storage: Maximum bytes of these files.
         max_memory: Maximum bytes of model files and KV caches loaded at the same time; None: no limit.
         reasoning_budget: Maximum tokens of a thought, for requests that say nothing about thinking; 0: no thought;
             None: no limit.
@@ -42,6 +44,8 @@ class Settings:
     cors: tuple[str, ...] = ()
     page: bool = True
     max_stored: int = 256
+    file_storage: str | None = None
+    max_file_storage: int = 1_000_000_000
     max_memory: int | None = None
     reasoning_budget: int | None = None
     model_aliases: tuple[tuple[str, str], ...] = ()

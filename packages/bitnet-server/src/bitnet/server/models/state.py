@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
 
 from bitnet.core import __version__
+from bitnet.server.batch.batches import Batches
+from bitnet.server.batch.store import Store
 from bitnet.server.models.admission import Admission
 from bitnet.server.models.catalog import Catalog
 from bitnet.server.models.pool import Pool
@@ -19,6 +22,13 @@ class State:
     Args:
         sources: Models that stay; the first is the default for requests that name none.
         catalog: Models that come and go; None: there are none.
+
+    Attributes:
+        files: Clients' files; None: none are kept.
+        batches: Clients' batches, which the application answers; None: none are.
+
+    Raises:
+        BitNetError: The folder for files cannot be used.
     """
 
     def __init__(self, sources: Sequence[Source], settings: Settings, catalog: Catalog | None = None) -> None:
@@ -27,6 +37,9 @@ class State:
         self.shared = self.pool.shared
         self.admission = Admission(self.shared)
         self.bodies = Bodies(settings.max_body)
+        folder = settings.file_storage
+        self.files = None if folder is None else Store(Path(folder), settings.max_file_storage)
+        self.batches: Batches | None = None
 
     @property
     def ready(self) -> bool:
@@ -40,5 +53,7 @@ class State:
     def close(self) -> None:
         """Unload the models that the pool loaded."""
         self.bodies.close()
+        if self.files is not None:
+            self.files.close()
         self.shared.threads.shutdown(wait=True, cancel_futures=True)
         self.pool.close()

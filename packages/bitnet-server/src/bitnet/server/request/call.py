@@ -5,9 +5,10 @@ from __future__ import annotations
 import asyncio
 import json
 import time
-from collections.abc import Awaitable, Callable, Iterable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping
 from contextlib import suppress
 from typing import Any, TypeVar
+from urllib.parse import parse_qsl
 
 from bitnet.server.request.bodies import Bodies, Body
 from bitnet.server.request.errors import RequestError, too_late
@@ -44,9 +45,10 @@ class Call:
         bodies: The budget of all bodies.
         owner: Digest of the API key that the request has; empty: none of the server's.
         timeout: Maximum seconds from now to the end of the answer; None: no limit.
+        admitted: Whether it counts as running already.
 
     Attributes:
-        owner: As in the arguments.
+        owner, admitted: As in the arguments.
         started: Whether the answer has begun.
         load_seconds: How long the request waited for its model to be loaded.
         until: Deadline of the answer, on the clock of ``time.monotonic``; None: no deadline.
@@ -62,7 +64,9 @@ class Call:
         bodies: Bodies,
         owner: bytes = b"",
         timeout: float | None = None,
+        admitted: bool = False,
     ) -> None:
+        self.admitted = admitted
         self.scope, self._receive, self._send = scope, receive, send
         self._headers, self._body = dict(headers), Body(bodies)
         self._sent = 0.0
@@ -83,9 +87,7 @@ class Call:
             RequestError: It is too large, too slow, compressed, or not a JSON object.
             ClientGone: The client left before the body was complete.
         """
-        coding = dict(self.scope["headers"]).get(b"content-encoding", b"identity").decode("latin-1")
-        if coding.lower() != "identity":
-            raise RequestError(415, f"The body must not be compressed; its Content-Encoding is {coding}.")
+        self._check_coding()
         left = self._seconds_left()
         seconds = BODY_SECONDS if left is None else min(BODY_SECONDS, left)
         try:
@@ -98,16 +100,51 @@ class Call:
         return value
 
     async def _take_body(self) -> None:
-        length = dict(self.scope["headers"]).get(b"content-length", b"0")
+        length = self.header("content-length") or "0"
         if length.isdigit():
             self._body.check_size(int(length[:20]))
+        async for piece in self._pieces():
+            await self._body.add(piece)
+
+    async def pieces(self) -> AsyncIterator[bytes]:
+        """The body as it arrives, for one that is not kept in memory.
+
+        Raises:
+            RequestError: It is compressed, or the next piece did not arrive within :data:`BODY_SECONDS`.
+            ClientGone: The client left before the body was complete.
+        """
+        self._check_coding()
+        pieces = self._pieces()
+        with suppress(StopAsyncIteration):
+            while True:
+                try:
+                    piece = await asyncio.wait_for(pieces.__anext__(), BODY_SECONDS)
+                except asyncio.TimeoutError:
+                    raise RequestError(408, f"No more of the body arrived for {BODY_SECONDS:.3g} seconds.") from None
+                yield piece
+
+    async def _pieces(self) -> AsyncIterator[bytes]:
         while True:
             message = await self._receive()
             if message["type"] == "http.disconnect":
                 raise ClientGone
-            await self._body.add(message.get("body", b""))
+            yield message.get("body", b"")
             if not message.get("more_body", False):
                 return
+
+    def _check_coding(self) -> None:
+        coding = self.header("content-encoding") or "identity"
+        if coding.lower() != "identity":
+            raise RequestError(415, f"The body must not be compressed; its Content-Encoding is {coding}.")
+
+    def header(self, name: str) -> str | None:
+        """A header of the request, named in small letters."""
+        value = dict(self.scope["headers"]).get(name.encode())
+        return None if value is None else value.decode("latin-1")
+
+    def query(self) -> dict[str, str]:
+        """The parameters after the path; the last one of each name."""
+        return dict(parse_qsl(self.scope.get("query_string", b"").decode("latin-1"), keep_blank_values=True))
 
     async def read(self, work: Callable[[], T]) -> T:
         """What ``work`` returns, which reads the fields of the body: if that is large, outside the event loop.
