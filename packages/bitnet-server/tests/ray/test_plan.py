@@ -13,7 +13,9 @@ from bitnet.server.ray.plan import Plan
 PLAN = Plan(
     models=((("small", "tiny"), "/models/small.gguf"), (("demo",), None)),
     options={"device": None, "threads": 2},
-    settings=Settings(api_keys=("secret",), cors=("https://example.org",), max_queue=5),
+    settings=Settings(
+        api_keys=("secret",), cors=("https://example.org",), max_queue=5, model_aliases=(("claude-*", "small"),)
+    ),
     replicas=None,
     gpus=0.5,
 )
@@ -25,7 +27,9 @@ def test_a_plan_survives_its_document_and_leaves_the_keys_out() -> None:
     assert Plan.read(json.loads(text), ("secret",)) == PLAN
 
 
-@pytest.mark.parametrize("change", [{"modls": []}, {"models": [{"file": None}]}, {"settings": {}}, {"settings": None}])
+@pytest.mark.parametrize(
+    "change", [{"modls": []}, {"models": [{"file": None}]}, {"settings": {"colour": 1}}, {"settings": None}]
+)
 def test_a_document_that_is_no_plan_is_refused(change: dict[str, object]) -> None:
     with pytest.raises(InvalidInputError, match=r"arguments of the Serve application"):
         Plan.read({**PLAN.document(), **change})

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, fields
 from typing import Any
 
@@ -41,7 +41,7 @@ class Plan:
         plain = asdict(self)
         del plain["settings"]["api_keys"], plain["settings"]["names"]
         plain["models"] = [{"names": list(names), "file": file} for names, file in self.models]
-        plain["settings"]["cors"] = list(self.settings.cors)
+        plain["settings"] = _changed(plain["settings"], tuple, list)
         return plain
 
     @classmethod
@@ -57,8 +57,15 @@ class Plan:
                 f"the arguments of the Serve application have {sorted(unknown)[0]}, not known here."
             )
         try:
-            settings = {**document["settings"], "cors": tuple(document["settings"]["cors"]), "api_keys": api_keys}
+            settings = {**_changed(document["settings"], list, tuple), "api_keys": api_keys}
             models = tuple((tuple(one["names"]), one["file"]) for one in document["models"])
             return cls(**{**document, "models": models, "settings": Settings(**settings)})
         except (KeyError, TypeError) as error:
             raise InvalidInputError(f"the arguments of the Serve application are not complete: {error}.") from None
+
+
+def _changed(value: Any, kind: type, other: Callable[[list[Any]], Any]) -> Any:
+    """A value whose sequences of one kind are of the other one: tuples are lists in a document."""
+    if isinstance(value, Mapping):
+        return {name: _changed(item, kind, other) for name, item in value.items()}
+    return other([_changed(item, kind, other) for item in value]) if isinstance(value, kind) else value
