@@ -64,7 +64,7 @@ class Plan:
             raise InvalidInputError(f"the arguments of the Serve application are not complete: {error}.") from None
 
 
-def _changed(value: Any, kind: type, other: Callable[[list[Any]], Any]) -> Any:
+def _changed(value: Any, kind: type[list[Any] | tuple[Any, ...]], other: Callable[[list[Any]], Any]) -> Any:
     """A value whose sequences of one kind are of the other one: tuples are lists in a document."""
     if isinstance(value, Mapping):
         return {name: _changed(item, kind, other) for name, item in value.items()}
