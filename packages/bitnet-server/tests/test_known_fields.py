@@ -41,6 +41,13 @@ LLAMA_CPP = set(
     """.split()  # noqa: SIM905
 )
 """What llama.cpp's server adds."""
+LLAMA_CPP_OWN = LLAMA_CPP | set(
+    """
+    seed temperature top_p presence_penalty frequency_penalty logit_bias stop stream max_tokens cache_prompt
+    adaptive_target adaptive_decay backend_sampling grammar_lazy grammar_triggers preserved_tokens
+    """.split()  # noqa: SIM905
+)
+"""What its own completions and gaps take besides prompts."""
 LLAMA_CPP_CHAT = set(
     """
     reasoning_format thinking_forced_open parse_tool_calls chat_template_kwargs
@@ -61,6 +68,7 @@ LISTS: dict[str, tuple[Known, set[str]]] = {
         known_fields.COMPLETIONS,
         {*annotated(completion_create_params.CompletionCreateParamsBase), *VLLM, *LLAMA_CPP, "stream"},
     ),
+    "/completion": (known_fields.LLAMA_COMPLETION, LLAMA_CPP_OWN | {"prompt"}),
     "/v1/responses": (
         known_fields.RESPONSES,
         {*annotated(response_create_params.ResponseCreateParamsBase), "stream"},
@@ -85,6 +93,7 @@ GREEDY = {"temperature": 0, "num_predict": 1}
 BODIES: dict[str, dict[str, Any]] = {
     "/v1/chat/completions": {"messages": MESSAGE, "temperature": 0, "max_tokens": 1},
     "/v1/completions": {"prompt": "Once upon", "temperature": 0, "max_tokens": 1},
+    "/completion": {"prompt": "Once upon", "temperature": 0, "max_tokens": 1, "top_k": 5, "n_probs": 0},
     "/v1/responses": {"input": "What is 17 + 25?", "temperature": 0, "max_output_tokens": 1},
     "/v1/messages": {"model": "demo", "messages": MESSAGE, "temperature": 0, "max_tokens": 1},
     "/api/chat": {

@@ -14,7 +14,7 @@ from bitnet.core.engine.constraint import Constraint, masked
 from bitnet.core.engine.options import GenerationOptions
 from bitnet.core.engine.prompt_logprobs import PromptLogprobs
 from bitnet.core.engine.prompt_lookup import NO_DRAFT, Draft, PromptLookup
-from bitnet.core.engine.results import Chunk, Completion, FinishReason, Timings, Update
+from bitnet.core.engine.results import Chunk, Completion, FinishReason, PromptTimings, Timings, Update
 from bitnet.core.engine.sampling import TokenLogprob, adjusted_logits, sample, token_logprob
 from bitnet.core.engine.sequence import F32, TokenSequence
 from bitnet.core.engine.thought import ThoughtControl
@@ -271,6 +271,13 @@ class Generation(TokenSequence):
             self._constraint.accept(token)
         return token
 
+    @property
+    def _prompt_timings(self) -> PromptTimings | None:
+        if self._started is None:
+            return None
+        first = self._times[0] if self._times else self._clock() - self._submitted
+        return PromptTimings(len(self._prompt), self._cached, self._started, first - self._started)
+
     def _report(self) -> Update:
         """A chunk with what is new up to the first stop string, and the whole result if it has ended."""
         new, text, reason = self.tokens[self._reported :], self._text, self._reason
@@ -296,6 +303,7 @@ class Generation(TokenSequence):
             reason,
             of_prompt if first else None,
             piece.reasoning,
+            self._prompt_timings if first else None,
         )
         if reason is None:
             return Update(self.number, chunk)

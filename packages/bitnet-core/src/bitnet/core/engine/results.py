@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal, TypeAlias
+from typing import Literal, NamedTuple, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -98,6 +98,22 @@ class Completion:
     thinking: Thinking | None = None
 
 
+class PromptTimings(NamedTuple):
+    """How long a prompt took.
+
+    Attributes:
+        tokens: Tokens in the prompt.
+        cached_tokens: Those that were in the KV cache already.
+        waited: Seconds from submission to the first step.
+        seconds: Seconds from the first step to the first token.
+    """
+
+    tokens: int
+    cached_tokens: int
+    waited: float
+    seconds: float
+
+
 @dataclass(frozen=True, slots=True)
 class Chunk:
     """A piece of a streamed generation: whole characters, never part of a stop string.
@@ -109,6 +125,7 @@ class Chunk:
         finish_reason: Set on the last chunk.
         prompt_logprobs: Set on the first chunk, where they were asked for.
         reasoning: New text of the thought, which comes before all text of the answer.
+        prompt: Set on the first chunk, if a step was run for it.
     """
 
     text: str
@@ -117,6 +134,7 @@ class Chunk:
     finish_reason: FinishReason | None
     prompt_logprobs: tuple[TokenLogprob, ...] | None = None
     reasoning: str = ""
+    prompt: PromptTimings | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -83,6 +83,12 @@ def choose(
     if temperature == 0:
         return int(np.argmax(logits))
     z = logits.astype(np.float64) / temperature
+    keep = survivors(z, top_k=top_k, top_p=top_p, min_p=min_p)
+    return int(np.argmax(np.where(keep, z + gumbel(len(z), position, seed), -np.inf)))
+
+
+def survivors(z: npt.NDArray[np.float64], *, top_k: int, top_p: float, min_p: float) -> npt.NDArray[np.bool_]:
+    """Which of the logits ``z[V]``, divided by the temperature, top-k, top-p and min-p leave."""
     keep = np.ones(len(z), bool)
     if 0 < top_k < len(z):
         keep &= z >= np.partition(z, -top_k)[-top_k]
@@ -92,4 +98,4 @@ def choose(
         keep &= z >= left[np.searchsorted(mass, top_p * mass[-1])]
     if min_p > 0:
         keep &= np.exp(z - z.max()) >= min_p
-    return int(np.argmax(np.where(keep, z + gumbel(len(z), position, seed), -np.inf)))
+    return keep

@@ -103,13 +103,10 @@ EXTENSIONS = {
     "grammar_lazy": Refusal("a grammar holds from the answer's first token on."),
     "skip_special_tokens": Refusal("the text of an answer has no special tokens.", (True,), falsy=False),
     "truncate_prompt_tokens": Refusal("shorten the prompt."),
-    "prompt_logprobs": Refusal("use /v1/completions with echo and logprobs."),
     "n_probs": Refusal("use logprobs."),
     "post_sampling_probs": Refusal("log-probabilities are those of the model's unchanged logits."),
     "logits_processors": Refusal("use logit_bias, allowed_token_ids or bad_words."),
     "return_tokens": Refusal("/tokenize gives a text's tokens."),
-    "return_token_ids": Refusal("/tokenize gives a text's tokens."),
-    "return_tokens_as_token_ids": Refusal("/tokenize gives a text's tokens."),
     "response_fields": Refusal("answers come with all their fields."),
     "lora": Refusal("adapters are not supported."),
     "t_max_predict_ms": Refusal("use max_tokens, or the server's --timeout.", (-1,)),
@@ -132,10 +129,11 @@ _OPENAI = f"""
     model stream stream_options n x_bitnet_receipt structured_outputs response_format json_schema grammar samplers
     {_SAMPLING}
 """
+_VLLM = "prompt_logprobs return_token_ids return_tokens_as_token_ids timings_per_token"
 _OPENAI_HARMLESS = f"""
     user metadata store service_tier safety_identifier moderation prompt_cache_key prompt_cache_options
     prompt_cache_retention
-    cache_prompt id_slot n_keep n_discard n_cache_reuse timings_per_token return_progress samplers_seq
+    cache_prompt id_slot n_keep n_discard n_cache_reuse return_progress samplers_seq
     reasoning_format reasoning_in_content thinking_forced_open parse_tool_calls sse_ping_interval
     speculative.n_max speculative.n_min speculative.p_min speculative.type backend_sampling
     grammar_triggers preserved_tokens
@@ -146,7 +144,7 @@ _OPENAI_HARMLESS = f"""
 CHAT = _known(
     f"""messages max_tokens max_completion_tokens n_predict logprobs top_logprobs tools tool_choice parallel_tool_calls
     modalities continue_final_message add_generation_prompt chat_template_kwargs enable_thinking
-    reasoning_effort reasoning thinking thinking_token_budget {_OPENAI}""",
+    reasoning_effort reasoning thinking thinking_token_budget {_VLLM} {_OPENAI}""",
     f"include_reasoning reasoning_budget {_OPENAI_HARMLESS}",
     SAMPLERS,
     EXTENSIONS,
@@ -162,7 +160,7 @@ CHAT = _known(
 """``/v1/chat/completions``."""
 
 COMPLETIONS = _known(
-    f"prompt max_tokens n_predict echo logprobs best_of add_special_tokens {_OPENAI}",
+    f"prompt max_tokens n_predict echo logprobs best_of add_special_tokens {_VLLM} {_OPENAI}",
     _OPENAI_HARMLESS,
     SAMPLERS,
     EXTENSIONS,
@@ -170,6 +168,21 @@ COMPLETIONS = _known(
     prompt_embeds=_TEXT_ONLY,
 )
 """``/v1/completions``."""
+
+_LLAMA = f"""
+    n_predict max_tokens n_probs post_sampling_probs return_tokens response_fields timings_per_token
+    {_OPENAI}
+"""
+LLAMA_COMPLETION = _known(f"prompt {_LLAMA}", _OPENAI_HARMLESS, SAMPLERS, EXTENSIONS)
+"""llama.cpp's ``/completion``."""
+
+INFILL = _known(
+    f"input_prefix input_suffix input_extra prompt {_LLAMA}",
+    _OPENAI_HARMLESS,
+    SAMPLERS,
+    EXTENSIONS,
+)
+"""llama.cpp's ``/infill``."""
 
 RESPONSES = _known(
     """model input instructions previous_response_id store stream stream_options temperature top_p max_output_tokens

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import secrets
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from bitnet.core import Completion
@@ -20,6 +20,8 @@ FINISH = {"stop": "stop", "length": "length", "context": "length", "cancelled": 
 DONE = b"data: [DONE]\n\n"
 MAX_METADATA, MAX_METADATA_TEXT = 16, 64 + 512
 """Maximum members of ``metadata``, and characters of a name and its value together."""
+NOTHING: Mapping[str, Any] = {}
+MAX_TOP_LOGPROBS = 20
 
 _TYPES = {401: "authentication_error", 404: "not_found_error", 429: "rate_limit_error"}
 
@@ -63,14 +65,20 @@ def timings(completion: Completion) -> dict[str, Any]:
         "cache_n": t.cached_tokens,
         "prompt_n": t.prompt_tokens - t.cached_tokens,
         "prompt_ms": None if first is None else (first - t.started) * 1e3,
+        "prompt_per_token_ms": _inverse(t.prefill_tokens_per_second),
         "prompt_per_second": t.prefill_tokens_per_second,
         "predicted_n": len(completion.tokens),
         "predicted_ms": None if first is None else (t.total - first) * 1e3,
+        "predicted_per_token_ms": _inverse(t.decode_tokens_per_second),
         "predicted_per_second": t.decode_tokens_per_second,
         **drafts,
         "queue_ms": t.started * 1e3,
         "first_token_ms": None if first is None else first * 1e3,
     }
+
+
+def _inverse(per_second: float | None) -> float | None:
+    return 1e3 / per_second if per_second else None
 
 
 def stream_options(fields: Fields) -> Fields | None:
@@ -105,12 +113,13 @@ class Head:
             **values,
         }
 
-    def event(self, suffix: str, choices: list[dict[str, Any]]) -> bytes:
+    def event(self, suffix: str, choices: list[dict[str, Any]], more: Mapping[str, Any] = NOTHING) -> bytes:
         """An object of a stream as an event. Their common fields are serialised once, as there is an event for every
         step."""
         if not self._start:
             self._start = event(self.object(suffix)).removesuffix(b"}\n\n") + b',"choices":'
-        return self._start + to_json(choices) + b"}\n\n"
+        rest = b"," + to_json(more)[1:-1] if more else b""
+        return self._start + to_json(choices) + rest + b"}\n\n"
 
     def extras(self, result: Result) -> dict[str, Any]:
         """Timings and requested receipts: one receipt, or a list if there are several continuations."""
@@ -132,17 +141,60 @@ def failed(error: RequestError) -> Iterable[bytes]:
     yield DONE
 
 
-def chat_logprobs(service: Service, entries: Iterable[TokenLogprob]) -> dict[str, Any]:
-    """Log-probabilities in the format of ``/v1/chat/completions``."""
+def chat_logprobs(service: Service, entries: Iterable[TokenLogprob], *, as_ids: bool = False) -> dict[str, Any]:
+    """Log-probabilities in the format of ``/v1/chat/completions``.
+
+    Args:
+        as_ids: Whether tokens are named by their ids, as vLLM's ``return_tokens_as_token_ids`` has it.
+    """
 
     def one(token: int, logprob: float) -> dict[str, Any]:
         data = service.model.tokenizer.token_bytes(token)
-        return {"token": data.decode("utf-8", "replace"), "logprob": finite(logprob), "bytes": list(data)}
+        name = id_name(token) if as_ids else data.decode("utf-8", "replace")
+        return {"token": name, "logprob": finite(logprob), "bytes": list(data)}
 
     content = [one(e.token, e.logprob) | {"top_logprobs": [one(t, p) for t, p in e.top]} for e in entries]
     return {"content": content, "refusal": None}
 
 
+def id_name(token: int) -> str:
+    """A token's name where ``return_tokens_as_token_ids`` is set."""
+    return f"token_id:{token}"
+
+
+def asked_prompt_logprobs(fields: Fields) -> int | None:
+    """vLLM's ``prompt_logprobs``: the number of likeliest tokens to list; None: none are wanted.
+
+    Raises:
+        RequestError: It is out of its range, or the answer is streamed.
+    """
+    asked = fields.integer("prompt_logprobs", 0, MAX_TOP_LOGPROBS)
+    if asked is not None and fields.flag("stream"):
+        raise wrong("prompt_logprobs", "cannot be streamed.")
+    return asked
+
+
 def finite(logprob: float) -> float:
     """Replace infinity, which JSON lacks, by -9999, as OpenAI's API does."""
     return max(logprob, -9999.0)
+
+
+def prompt_logprobs(service: Service, prompt: Sequence[int], entries: Sequence[TokenLogprob], top: int) -> list[Any]:
+    """Log-probabilities of a prompt in the format of vLLM: one object by token id for each token, None for the first.
+
+    Args:
+        top: Number of likeliest tokens to list.
+    """
+    tokenizer = service.model.tokenizer
+
+    def one(token: int, logprob: float, rank: int | None) -> dict[str, Any]:
+        text = tokenizer.token_bytes(token).decode("utf-8", "replace")
+        return {"logprob": finite(logprob), "rank": rank, "decoded_token": text}
+
+    found: list[Any] = [None] if prompt else []
+    for entry in entries:
+        likeliest = {token: (logprob, rank) for rank, (token, logprob) in enumerate(entry.top, 1)}
+        rank = likeliest[entry.token][1] if entry.token in likeliest else None
+        listed = {entry.token: (entry.logprob, rank), **dict([*likeliest.items()][:top])}
+        found.append({str(token): one(token, *value) for token, value in listed.items()})
+    return found

@@ -2,13 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from bitnet.core import Chunk, Completion
 from bitnet.core.engine.results import FinishReason
 from bitnet.server.api.known_fields import CHAT
-from bitnet.server.api.openai import FINISH, Head, chat_logprobs, failed, usage
+from bitnet.server.api.openai import (
+    FINISH,
+    MAX_TOP_LOGPROBS,
+    NOTHING,
+    Head,
+    asked_prompt_logprobs,
+    chat_logprobs,
+    failed,
+    prompt_logprobs,
+    usage,
+)
+from bitnet.server.api.progress import Progress
 from bitnet.server.chat.messages import openai_messages
 from bitnet.server.chat.prompt import ChatPrompt
 from bitnet.server.chat.tool_calls import Begin, CallParser, Event, Text
@@ -20,8 +31,6 @@ from bitnet.server.generation.sampling import MAX_CHOICES, sampling_options, tok
 from bitnet.server.models.service import Service
 from bitnet.server.request.errors import RequestError, unsupported, wrong
 from bitnet.server.request.fields import Fields
-
-MAX_TOP_LOGPROBS = 20
 
 
 def parse(service: Service, fields: Fields) -> Job:
@@ -47,13 +56,20 @@ def parse(service: Service, fields: Fields) -> Job:
         service.preset.sampling,
         max_tokens=most,
         logprobs=(top or 0) if wants_logprobs else None,
+        prompt_logprobs=asked_prompt_logprobs(fields),
     )
     options["reasoning_budget"] = service.reasoning_budget(how.thinking)
     tools, template = openai_tools(fields), service.model.chat_template
+    answer = ChatAnswer(service, fields, tools)
+
+    def prompts() -> Sequence[Sequence[int]]:
+        answer.prompt = service.chat_tokens(messages, tools, how)
+        return [answer.prompt]
+
     return Job(
-        prompts=lambda: [service.chat_tokens(messages, tools, how)],
+        prompts=prompts,
         options=options,
-        answer=ChatAnswer(service, fields, tools),
+        answer=answer,
         n=fields.integer("n", 1, MAX_CHOICES) or 1,
         stream=SSE if fields.flag("stream") else None,
         form=only_form(tools, openai_form(fields), template),
@@ -64,35 +80,48 @@ def parse(service: Service, fields: Fields) -> Job:
 
 
 class ChatAnswer:
-    """An answer as ``chat.completion`` and ``chat.completion.chunk``."""
+    """An answer as ``chat.completion`` and ``chat.completion.chunk``.
+
+    Attributes:
+        prompt: The prompt's tokens, once they have been made.
+    """
 
     def __init__(self, service: Service, fields: Fields, tools: Tools | None) -> None:
         self._service, self._head = service, Head(service, fields, "chat.completion", "chatcmpl-")
         self._begun: set[int] = set()
         self._tools = tools
         self._parsers: dict[int, CallParser] = {}
+        self._progress = Progress(fields)
+        self._ids, self._of_prompt = fields.flag("return_token_ids"), asked_prompt_logprobs(fields)
+        self._as_ids = fields.flag("return_tokens_as_token_ids")
+        self.prompt: Sequence[int] = ()
 
     def begin(self, prompt_tokens: int) -> Iterable[bytes]:
+        self._progress.begin(prompt_tokens)
         return ()
 
     def piece(self, index: int, chunk: Chunk) -> Iterable[bytes]:
-        deltas = [{"role": "assistant", "content": ""}] if index not in self._begun else []
-        self._begun.add(index)
-        if chunk.reasoning:
-            deltas.append(_reasoning(chunk.reasoning))
+        if index not in self._begun:
+            self._begun.add(index)
+            ids = {"prompt_token_ids": self.prompt} if self._ids else {}
+            yield self._event(index, {"role": "assistant", "content": ""}, more={**self._progress.usage, **ids})
+        deltas = [_reasoning(chunk.reasoning)] if chunk.reasoning else []
         if self._tools is None:
             deltas += [{"content": chunk.text}] if chunk.text else []
         else:
             deltas += map(_delta, self._parsed(index, self._tools, chunk))
-        logprobs = None if chunk.logprobs is None else chat_logprobs(self._service, chunk.logprobs)
-        if logprobs and logprobs["content"] and not deltas:
+        logprobs = None if chunk.logprobs is None else chat_logprobs(self._service, chunk.logprobs, as_ids=self._as_ids)
+        more = self._progress.add(chunk)
+        if chunk.tokens and not deltas and (self._ids or logprobs):
             deltas = [{}]
         for delta in deltas[:-1]:
-            yield self._event(index, delta, None, None)
+            yield self._event(index, delta, more=self._progress.usage)
         if deltas:
-            yield self._event(index, deltas[-1], None, logprobs)
+            of_tokens: dict[str, Any] = {"token_ids": chunk.tokens} if self._ids else {}
+            yield self._event(index, deltas[-1], logprobs=logprobs, more=more, **of_tokens)
         if chunk.finish_reason is not None:
-            yield self._event(index, {}, _finish(chunk.finish_reason, self._parsers.get(index)), None)
+            reason = _finish(chunk.finish_reason, self._parsers.get(index))
+            yield self._event(index, {}, finish_reason=reason, more=more)
 
     def _parsed(self, index: int, tools: Tools, chunk: Chunk) -> list[Event]:
         if index not in self._parsers:
@@ -100,9 +129,18 @@ class ChatAnswer:
         parser = self._parsers[index]
         return parser.push(chunk.text) + (parser.end() if chunk.finish_reason is not None else [])
 
-    def _event(self, index: int, delta: dict[str, Any], reason: str | None, logprobs: Any) -> bytes:
-        choice = {"index": index, "delta": delta, "logprobs": logprobs, "finish_reason": reason}
-        return self._head.event(".chunk", [choice])
+    def _event(
+        self,
+        index: int,
+        delta: dict[str, Any],
+        *,
+        logprobs: Any = None,
+        finish_reason: str | None = None,
+        more: Mapping[str, Any] = NOTHING,
+        **ids: Any,
+    ) -> bytes:
+        choice = {"index": index, "delta": delta, "logprobs": logprobs, "finish_reason": finish_reason, **ids}
+        return self._head.event(".chunk", [choice], more)
 
     def end(self, result: Result) -> Iterable[bytes]:
         return self._head.last_events(result, ".chunk")
@@ -112,7 +150,13 @@ class ChatAnswer:
 
     def whole(self, result: Result) -> Any:
         choices = [self._choice(i, completion) for i, completion in enumerate(result.completions)]
-        return self._head.object(choices=choices, usage=usage(result), **self._head.extras(result))
+        first, more = result.completions[0], dict[str, Any]()
+        if self._ids:
+            more["prompt_token_ids"] = first.prompt_tokens
+        if self._of_prompt is not None and first.prompt_logprobs is not None:
+            entries = first.prompt_logprobs
+            more["prompt_logprobs"] = prompt_logprobs(self._service, first.prompt_tokens, entries, self._of_prompt)
+        return self._head.object(choices=choices, usage=usage(result), **more, **self._head.extras(result))
 
     def _choice(self, index: int, completion: Completion) -> dict[str, Any]:
         message: dict[str, Any] = {"role": "assistant", "content": completion.text, "refusal": None}
@@ -132,8 +176,9 @@ class ChatAnswer:
         return {
             "index": index,
             "message": message,
-            "logprobs": None if logprobs is None else chat_logprobs(self._service, logprobs),
+            "logprobs": None if logprobs is None else chat_logprobs(self._service, logprobs, as_ids=self._as_ids),
             "finish_reason": _finish(completion.finish_reason, parser),
+            **({"token_ids": completion.tokens} if self._ids else {}),
         }
 
 

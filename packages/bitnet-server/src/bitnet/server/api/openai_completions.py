@@ -5,21 +5,29 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from bitnet.core import Chunk
+from bitnet.core import Chunk, Completion
 from bitnet.core.engine import TokenLogprob
-from bitnet.core.errors import ContextFullError, brief
 from bitnet.server.api.known_fields import COMPLETIONS
-from bitnet.server.api.openai import FINISH, Head, failed, finite, usage
+from bitnet.server.api.openai import (
+    FINISH,
+    MAX_TOP_LOGPROBS,
+    Head,
+    asked_prompt_logprobs,
+    failed,
+    finite,
+    id_name,
+    prompt_logprobs,
+    usage,
+)
+from bitnet.server.api.progress import Progress
 from bitnet.server.forms.structured import openai_form
 from bitnet.server.forms.token_rules import TokenRules
 from bitnet.server.generation.job import SSE, Job, Result
+from bitnet.server.generation.prompts import read_prompts
 from bitnet.server.generation.sampling import MAX_CHOICES, sampling_options, token_limit
 from bitnet.server.models.service import Service
 from bitnet.server.request.errors import RequestError, unsupported, wrong
-from bitnet.server.request.fields import Fields, are_tokens
-
-MAX_LOGPROBS = 20
-MAX_PROMPTS = 256
+from bitnet.server.request.fields import Fields
 
 
 def parse(service: Service, fields: Fields) -> Job:
@@ -32,18 +40,17 @@ def parse(service: Service, fields: Fields) -> Job:
     n = fields.integer("n", 1, MAX_CHOICES) or 1
     if fields.integer("best_of") not in (None, n):
         raise unsupported("best_of", "only n continuations are made.")
-    logprobs, echo = fields.integer("logprobs", 0, MAX_LOGPROBS), fields.flag("echo")
-    prompts, special = _prompts(fields), fields.flag("add_special_tokens", True)
+    logprobs, echo = fields.integer("logprobs", 0, MAX_TOP_LOGPROBS), fields.flag("echo")
+    prompts, special = read_prompts(fields), fields.flag("add_special_tokens", True)
     most, receipt = token_limit(fields, "max_tokens", "n_predict", default=16, least=0), fields.flag("x_bitnet_receipt")
     if receipt and most == 0:
         raise wrong("x_bitnet_receipt", "needs an answer; max_tokens is 0.")
-    of_prompt = logprobs if echo else None
-    if most == 0 and of_prompt is None:
-        of_prompt = 0
-    answer = CompletionAnswer(service, fields, [_text(service, p) for p in prompts] if echo else None, n)
+    wanted = [asked_prompt_logprobs(fields), logprobs if echo else None, 0 if most == 0 else None]
+    of_prompt = max((top for top in wanted if top is not None), default=None)
+    answer = CompletionAnswer(service, fields, [p.text(service) for p in prompts] if echo else None, n)
 
     def tokens() -> Sequence[Sequence[int]]:
-        answer.prompts = [_tokens(service, p, special) for p in prompts]
+        answer.prompts = [p.tokens(service, special) for p in prompts]
         return answer.prompts
 
     return Job(
@@ -66,35 +73,6 @@ def parse(service: Service, fields: Fields) -> Job:
     )
 
 
-def _prompts(fields: Fields) -> list[str | list[int]]:
-    """The prompts: one text or several, one list of token ids or several."""
-    fields.require("prompt")
-    value = fields.values["prompt"]
-    several = value if isinstance(value, list) and value and not isinstance(value[0], int) else [value]
-    if len(several) > MAX_PROMPTS:
-        raise wrong("prompt", f"has {len(several):,} prompts; at most {MAX_PROMPTS} are allowed.")
-    for prompt in several:
-        ids = isinstance(prompt, list) and are_tokens(prompt)
-        if not (isinstance(prompt, str) or ids) or not prompt:
-            raise wrong("prompt", f"is {brief(value)}; it must be a text, token ids, or a list of them, none empty.")
-    return several
-
-
-def _tokens(service: Service, prompt: str | list[int], special: bool) -> list[int]:
-    return service.text_tokens(prompt, add_special=special) if isinstance(prompt, str) else prompt
-
-
-def _text(service: Service, prompt: str | list[int]) -> str:
-    if isinstance(prompt, str):
-        return prompt
-    vocabulary, context = service.model.tokenizer.vocab_size, service.model.context
-    if len(prompt) > context:
-        raise ContextFullError(f"the prompt has {len(prompt):,} tokens; the context holds {context}.")
-    if any(not 0 <= token < vocabulary for token in prompt):
-        raise wrong("prompt", f"has a token that is not in the vocabulary, 0 … {vocabulary - 1}.")
-    return service.model.tokenizer.decode(prompt, skip_special=False)
-
-
 class CompletionAnswer:
     """An answer as ``text_completion``.
 
@@ -110,19 +88,25 @@ class CompletionAnswer:
         self._echo, self._n = echo, n
         self.prompts: Sequence[Sequence[int]] = ()
         self._offsets: dict[int, int] = {}  # by continuation, the next token's offset in the whole text
+        self._progress = Progress(fields)
+        self._ids, self._of_prompt = fields.flag("return_token_ids"), asked_prompt_logprobs(fields)
+        self._as_ids, self._top_count = fields.flag("return_tokens_as_token_ids"), fields.integer("logprobs")
 
     def begin(self, prompt_tokens: int) -> Iterable[bytes]:
+        self._progress.begin(prompt_tokens)
         return ()
 
     def piece(self, index: int, chunk: Chunk) -> Iterable[bytes]:
-        text, prompt = chunk.text, None
+        text, prompt, ids = chunk.text, None, {"token_ids": chunk.tokens} if self._ids else {}
+        more = self._progress.add(chunk)
         if index not in self._offsets:
             self._offsets[index] = 0
+            ids |= {"prompt_token_ids": tuple(self.prompts[index // self._n])} if self._ids else {}
             text, prompt = self._before(index) + text, chunk.prompt_logprobs
         logprobs = self._logprobs(index, chunk.logprobs, prompt)
-        if text or chunk.logprobs or chunk.finish_reason is not None:
+        if text or chunk.logprobs or (chunk.tokens and ids) or chunk.finish_reason is not None:
             reason = None if chunk.finish_reason is None else FINISH[chunk.finish_reason]
-            yield self._head.event("", [_choice(index, text, logprobs, reason)])
+            yield self._head.event("", [_choice(index, text, logprobs, reason) | ids], more)
 
     def end(self, result: Result) -> Iterable[bytes]:
         return self._head.last_events(result, "")
@@ -134,8 +118,19 @@ class CompletionAnswer:
         choices = []
         for i, c in enumerate(result.completions):
             logprobs = self._logprobs(i, c.logprobs, c.prompt_logprobs)
-            choices.append(_choice(i, self._before(i) + c.text, logprobs, FINISH[c.finish_reason]))
+            choices.append(_choice(i, self._before(i) + c.text, logprobs, FINISH[c.finish_reason]) | self._extras(c))
         return self._head.object(choices=choices, usage=usage(result), **self._head.extras(result))
+
+    def _extras(self, completion: Completion) -> dict[str, Any]:
+        """What vLLM's fields have a choice carry besides."""
+        found: dict[str, Any] = {}
+        if self._ids:
+            found |= {"token_ids": completion.tokens, "prompt_token_ids": completion.prompt_tokens}
+        if self._of_prompt is not None and completion.prompt_logprobs is not None:
+            entries = completion.prompt_logprobs
+            listed = prompt_logprobs(self._service, completion.prompt_tokens, entries, self._of_prompt)
+            found["prompt_logprobs"] = listed
+        return found
 
     def _before(self, index: int) -> str:
         return "" if self._echo is None else self._echo[index // self._n]
@@ -167,10 +162,13 @@ class CompletionAnswer:
 
     def _top(self, entry: TokenLogprob) -> dict[str, float]:
         """The likeliest tokens, and the chosen one."""
-        return {self._name(token): finite(p) for token, p in (*entry.top, (entry.token, entry.logprob))}
+        top = entry.top[: self._top_count]
+        return {self._name(token): finite(p) for token, p in (*top, (entry.token, entry.logprob))}
 
     def _name(self, token: int) -> str:
         """A token's text; bytes that form only part of a character are shown as numbers, as in OpenAI's API."""
+        if self._as_ids:
+            return id_name(token)
         data = self._service.model.tokenizer.token_bytes(token)
         try:
             return data.decode()

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from bitnet.core import __version__
+from bitnet.server.api.llama_settings import default_settings
 from bitnet.server.models.pooled import PooledModel
 from bitnet.server.models.service import Service
 from bitnet.server.models.state import State
@@ -90,7 +91,12 @@ async def props(service: Service, call: Call) -> None:
             "chat_template": None if model.chat_template is None else model.chat_template.source,
             "bos_token": model.tokenizer.bos_token,
             "eos_token": model.tokenizer.eos_token,
-            "default_generation_settings": {"n_ctx": model.context},
+            "model_alias": service.names[0],
+            "model_path": model.path.name,
+            "modalities": {"vision": False, "audio": False},
+            "endpoint_slots": True,
+            "endpoint_metrics": True,
+            "default_generation_settings": {"n_ctx": model.context, "params": default_settings(model.tokenizer)},
         }
     )
 
@@ -104,6 +110,28 @@ async def slots(service: Service, call: Call) -> None:
             for i in range(service.shared.places)
         ]
     )
+
+
+async def slot(state: State, call: Call) -> None:
+    """Refuse to save, restore or erase a slot.
+
+    Raises:
+        RequestError: Always.
+    """
+    raise RequestError(
+        501,
+        "Slots cannot be saved, restored or erased: prompts are cached by their content, for all requests alike.",
+        code="unsupported_endpoint",
+    )
+
+
+async def adapters(state: State, call: Call) -> None:
+    """The LoRA adapters, of which there are none."""
+    await call.reply([])
+
+
+async def version(state: State, call: Call) -> None:
+    await call.reply({"version": __version__})
 
 
 async def metrics(state: State, call: Call) -> None:

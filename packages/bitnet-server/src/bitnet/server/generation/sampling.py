@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from bitnet.core.engine import GenerationOptions
+from bitnet.core.engine.options import OptionArguments
 from bitnet.core.errors import InvalidInputError
 from bitnet.server.generation.logit_bias import logit_bias
 from bitnet.server.generation.samplers import left_out
@@ -13,14 +14,13 @@ from bitnet.server.request.errors import RequestError
 from bitnet.server.request.fields import Fields
 
 if TYPE_CHECKING:
-    from bitnet.core.engine.options import OptionArguments
     from bitnet.core.text.tokenizer import Tokenizer
 
 MAX_STOPS = 16
 MAX_CHOICES = 128
 MAX_SEED = 2**63 - 1
 
-OPENAI_DEFAULTS = {"temperature": 1.0}
+OPENAI_DEFAULTS: OptionArguments = {"temperature": 1.0}
 
 
 def sampling_options(
@@ -31,7 +31,7 @@ def sampling_options(
     max_tokens: int | None,
     logprobs: int | None = None,
     prompt_logprobs: int | None = None,
-    defaults: Mapping[str, float] = OPENAI_DEFAULTS,
+    defaults: OptionArguments = OPENAI_DEFAULTS,
 ) -> OptionArguments:
     """The checked options of a request.
 

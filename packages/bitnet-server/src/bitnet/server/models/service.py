@@ -145,8 +145,7 @@ class Service:
     def _check_length(self, characters: int) -> None:
         """Refuse a text that cannot fit the context, however it is tokenized, before spending time on it."""
         context = self.model.context
-        if characters > context and characters > context * self._longest_token:
-            most = context * self._longest_token
+        if characters > context and characters > (most := self.longest_text):
             raise RequestError(
                 400,
                 f"The prompt has {characters:,} characters; at most {most:,} fit a context of {context} tokens.",
@@ -154,10 +153,10 @@ class Service:
             )
 
     @cached_property
-    def _longest_token(self) -> int:
-        """Bytes of the longest token, an upper bound of its characters."""
+    def longest_text(self) -> int:
+        """Upper bound of the characters that fit the context: its tokens, times the bytes of the longest one."""
         tokenizer = self.model.tokenizer
-        return max(len(tokenizer.token_bytes(i)) for i in range(tokenizer.vocab_size))
+        return self.model.context * max(len(tokenizer.token_bytes(i)) for i in range(tokenizer.vocab_size))
 
     def close(self) -> None:
         """End what compiles forms, and free the model, unless its owner must do that."""
