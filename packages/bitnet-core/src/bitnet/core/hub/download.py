@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from http.client import PARTIAL_CONTENT
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 from bitnet.core.hub.cached import model_folder
 from bitnet.core.hub.choice import RemoteFile
@@ -35,13 +35,19 @@ from bitnet.core.support.units import size
 WAITS = (0.5, 1.0, 2.0, 4.0)
 """Seconds to wait before each retry after attempts that brought no bytes."""
 NO_SPACE = (errno.ENOSPC, errno.EDQUOT)
+Progress: TypeAlias = "Callable[[RemoteFile, int], object]"
+"""Called with a file and how many of its bytes are here, at the beginning and for each piece that arrives. What it
+raises ends the download, which can be resumed."""
 _CHUNK = 1 << 20
 _SHOWN = 16
 """Hex digits of a hash shown in errors."""
 
 
-def fetch(listing: Listing, files: Sequence[RemoteFile]) -> list[Path]:
+def fetch(listing: Listing, files: Sequence[RemoteFile], progress: Progress | None = None) -> list[Path]:
     """The files' paths in the cache, in order; missing ones are downloaded and verified.
+
+    Args:
+        progress: Shows the progress in place of the library's bar.
 
     Raises:
         HubError: A file cannot be downloaded; files completed before stay in the cache.
@@ -52,7 +58,7 @@ def fetch(listing: Listing, files: Sequence[RemoteFile]) -> list[Path]:
     try:
         _check_room(folder, [file for file, _ in missing])
         for file, pointer in missing:
-            _fetch_one(listing, file, folder, pointer)
+            _fetch_one(listing, file, folder, pointer, progress)
         _name_commit(folder, listing.commit)
     except OSError as error:
         if error.errno in NO_SPACE:
@@ -61,7 +67,7 @@ def fetch(listing: Listing, files: Sequence[RemoteFile]) -> list[Path]:
     return pointers
 
 
-def _fetch_one(listing: Listing, file: RemoteFile, folder: Path, pointer: Path) -> None:
+def _fetch_one(listing: Listing, file: RemoteFile, folder: Path, pointer: Path, progress: Progress | None) -> None:
     blob = _blob(folder, file)
     if blob is None:
         raise WrongHashError(f"The hub gives no hash for {file.path} of {listing.repo}, so it cannot be verified.")
@@ -70,25 +76,28 @@ def _fetch_one(listing: Listing, file: RemoteFile, folder: Path, pointer: Path) 
             if not blob.exists():
                 partial = _partial(blob)
                 blob.parent.mkdir(parents=True, exist_ok=True)
-                _download(listing, file, partial)
+                _download(listing, file, partial, progress)
                 _check_hash(listing, file, partial)
                 partial.replace(blob)
             _link(blob, pointer)
 
 
-def _download(listing: Listing, file: RemoteFile, partial: Path) -> None:
+def _download(listing: Listing, file: RemoteFile, partial: Path, progress: Progress | None) -> None:
     """Append the missing bytes, over as many connections as needed while they make progress."""
     from huggingface_hub.utils import tqdm  # type: ignore[attr-defined]
 
     partial.touch()  # enough for an empty file
     waits = iter(WAITS)
     looks: dict[str, Any] = {"total": file.size, "unit": "B", "unit_scale": True, "desc": file.path}
-    with tqdm(**looks, disable=None) as bar:  # type: ignore[no-untyped-call]  # None: on a terminal only
+    # None: on a terminal only
+    with tqdm(**looks, disable=None if progress is None else True) as bar:  # type: ignore[no-untyped-call]
         while (have := _length(partial)) < file.size:
             bar.update(have - bar.n)
+            arrived = bar.update if progress is None else _counted(progress, file, have)
+            arrived(0)
             try:
                 with answering(listing.repo):
-                    _transfer(listing, file, partial, have, bar.update)
+                    _transfer(listing, file, partial, have, arrived)
                 if _length(partial) == have:
                     raise HubUnreachableError("the server sends no more data.")
             except HubUnreachableError as error:
@@ -102,6 +111,17 @@ def _download(listing: Listing, file: RemoteFile, partial: Path) -> None:
                         f"The download of {file.path} of {listing.repo} broke off at {done}: {error.message}",
                         hint="Repeat the command to resume.",
                     ) from error
+
+
+def _counted(progress: Progress, file: RemoteFile, have: int) -> Callable[[int], object]:
+    """Reports how many bytes of a file are here; called with how many have arrived."""
+
+    def arrived(count: int) -> None:
+        nonlocal have
+        have += count
+        progress(file, have)
+
+    return arrived
 
 
 def _transfer(listing: Listing, file: RemoteFile, partial: Path, have: int, progress: Callable[[int], object]) -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 from bitnet.core.errors import InvalidInputError
 from bitnet.core.hub import cached
 from bitnet.core.hub.choice import choose
-from bitnet.core.hub.download import fetch
+from bitnet.core.hub.download import Progress, fetch
 from bitnet.core.hub.errors import ConversionNeededError, ModelNotFoundError
 from bitnet.core.hub.names import HubName
 from bitnet.core.hub.remote import Listing, library, listing
@@ -23,12 +23,19 @@ _TO_CONVERT = re.compile(
 """Files of a folder that ``bitnet convert`` reads."""
 
 
-def locate(name: HubName, *, update: bool = False, tell: Callable[[str], None] = logger.info) -> Path:
+def locate(
+    name: HubName,
+    *,
+    update: bool = False,
+    tell: Callable[[str], None] = logger.info,
+    progress: Progress | None = None,
+) -> Path:
     """The path of a model's GGUF file (the first part of a split one) in the cache, after downloading it if needed.
 
     Args:
         update: Ask the hub for a newer version even if the file is cached, unless ``HF_HUB_OFFLINE`` is set.
         tell: Called with the file that was chosen and why, before it is downloaded.
+        progress: As for :func:`~bitnet.core.hub.download.fetch`.
 
     Raises:
         HubError: The file is not available; :mod:`bitnet.core.hub.errors` lists the reasons.
@@ -43,7 +50,7 @@ def locate(name: HubName, *, update: bool = False, tell: Callable[[str], None] =
     file = choice.file
     parts = f" and {len(file.others)} more parts" if file.others else ""
     tell(f"{name.repo}: {file.path}{parts}, {size(file.total)}{': ' if choice.why else ''}{choice.why}")
-    return fetch(there, [file, *file.others])[0]
+    return fetch(there, [file, *file.others], progress)[0]
 
 
 def weights_folder(name: HubName) -> Path:

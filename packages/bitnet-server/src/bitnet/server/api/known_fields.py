@@ -224,6 +224,21 @@ OLLAMA_GENERATE = _known(
     template=Refusal("the model's own chat template is used; with raw, none."),
 )
 """``/api/generate``."""
+OLLAMA_PULL = _known("model name stream", "insecure username password")
+"""``/api/pull``."""
+_SAVED = "bitnet convert makes a file of another encoding; pull or copy that into the models folder."
+OLLAMA_CREATE = _known(
+    "model name from system template parameters stream",
+    "license info renderer parser requires draft",
+    quantize=Refusal(_SAVED),
+    quantization=Refusal(_SAVED),
+    files=Refusal(_SAVED),
+    path=Refusal(_SAVED),
+    adapters=Refusal("models run without adapters."),
+    messages=Refusal("send them with each chat; system can be set."),
+    modelfile=Refusal("use from, system, template and parameters."),
+)
+"""``/api/create``."""
 OLLAMA_OPTIONS = _known(
     """num_predict temperature top_k top_p min_p repeat_penalty presence_penalty frequency_penalty stop seed""",
     f"""num_keep num_ctx num_batch num_gpu main_gpu num_thread numa low_vram f16_kv use_mmap use_mlock vocab_only

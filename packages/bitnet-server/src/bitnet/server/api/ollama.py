@@ -34,13 +34,21 @@ DEFAULTS = {"temperature": 0.8, "top_k": 40, "top_p": 0.9}
 """Ollama's defaults, except that its repetition penalty is off unless requested."""
 
 
+OLLAMA_NAMES = {"max_tokens": "num_predict", "repetition_penalty": "repeat_penalty"}
+"""Options that Ollama's API calls otherwise than the engine."""
+
+
 def error_body(error: RequestError) -> dict[str, Any]:
     """An error in the format of Ollama's API."""
     return {"error": str(error)}
 
 
-def _options(fields: Fields, preset: Mapping[str, Any]) -> dict[str, Any]:
-    given = fields.object("options") or Fields({}, "options")
+def options_of(given: Fields) -> dict[str, Any]:
+    """The options of Ollama's names that are given, as the engine has them.
+
+    Raises:
+        RequestError: One is out of its range, or not supported.
+    """
     OLLAMA_OPTIONS.check(given)
     most = given.integer("num_predict", -2)
     seed, top_k = given.integer("seed", -MAX_SEED, MAX_SEED), given.integer("top_k", -1)
@@ -55,14 +63,22 @@ def _options(fields: Fields, preset: Mapping[str, Any]) -> dict[str, Any]:
         "stop": given.strings("stop", MAX_STOPS) or None,
         "seed": seed % 2**63 if seed is not None else None,
     }
-    chosen = {"max_tokens": None, **DEFAULTS, **preset} | {
-        name: value for name, value in found.items() if value is not None
-    }
-    top = fields.integer("top_logprobs", 0, MAX_TOP_LOGPROBS) or 0
-    logprobs = top if fields.flag("logprobs") else None
+    options = {name: value for name, value in found.items() if value is not None}
     if most is not None:
-        chosen["max_tokens"] = most if most > 0 else None
-    return {"logprobs": logprobs, **chosen}
+        options["max_tokens"] = most if most > 0 else None
+    return options
+
+
+def _options(fields: Fields, preset: Mapping[str, Any]) -> dict[str, Any]:
+    given = options_of(fields.object("options") or Fields({}, "options"))
+    top = fields.integer("top_logprobs", 0, MAX_TOP_LOGPROBS) or 0
+    return {
+        "max_tokens": None,
+        "logprobs": top if fields.flag("logprobs") else None,
+        **DEFAULTS,
+        **preset,
+        **given,
+    }
 
 
 def _job(

@@ -18,6 +18,7 @@ from bitnet.server.api import (
     infill,
     llama_completion,
     ollama,
+    ollama_library,
     ollama_models,
     openai_chat,
     openai_completions,
@@ -66,7 +67,6 @@ async def _with_model(
     state: State,
     call: Call,
     name: str | None,
-    field: str,
     answer: Callable[[Service], Awaitable[None]],
     *,
     generates: bool = False,
@@ -75,7 +75,7 @@ async def _with_model(
     meanwhile. What generates ends at its deadline by itself."""
     async with AsyncExitStack() as held:
         began = time.monotonic()
-        service = await call.watch(held.enter_async_context(state.pool.using(name, field, call.until)))
+        service = await call.watch(held.enter_async_context(state.pool.using(name, call.until)))
         call.load_seconds = time.monotonic() - began
         call.add_header("x-bitnet-device", service.devices)
         if generates or call.until is None:
@@ -109,12 +109,9 @@ def of_model(
         fields = Fields(await call.json())
         if without is not None and await without(state, call, fields):
             return
-        field = ollama_models.model_field(fields) if path == "/api/show" else "model"
         with state.admission.admitted() if counts else nullcontext():
-            name = fields.text(field)
-            await _with_model(
-                state, call, name, field, lambda service: answer(service, call, fields), generates=generates
-            )
+            name = fields.text("model")
+            await _with_model(state, call, name, lambda service: answer(service, call, fields), generates=generates)
 
     return Endpoint(path, handle, ("POST",), errors)
 
@@ -134,7 +131,7 @@ def of_current(path: str, answer: OfCurrent) -> Endpoint:
     async def handle(state: State, call: Call) -> None:
         await state.pool.refresh()
         name = state.pool.listing.current().source.names[0]
-        await _with_model(state, call, name, "model", lambda service: answer(service, call))
+        await _with_model(state, call, name, lambda service: answer(service, call))
 
     return Endpoint(path, handle, works=True)
 
@@ -184,7 +181,11 @@ ENDPOINTS = (
     of_model("/api/generate", ollama.generate, ollama.error_body, generates=True, without=ollama.generate_unloaded),
     Endpoint("/api/tags", ollama_models.tags, errors=ollama.error_body),
     Endpoint("/api/ps", ollama_models.ps, errors=ollama.error_body),
-    of_model("/api/show", ollama_models.show, ollama.error_body),
+    Endpoint("/api/show", ollama_models.show, ("POST",), ollama.error_body),
+    Endpoint("/api/pull", ollama_library.pull, ("POST",), ollama.error_body),
+    Endpoint("/api/delete", ollama_library.delete, ("DELETE",), ollama.error_body),
+    Endpoint("/api/copy", ollama_library.copy, ("POST",), ollama.error_body),
+    Endpoint("/api/create", ollama_library.create, ("POST",), ollama.error_body),
     Endpoint("/api/embed", status.embeddings, ("POST",), ollama.error_body),
     Endpoint("/api/embeddings", status.embeddings, ("POST",), ollama.error_body),
     Endpoint("/api/version", ollama_models.version, errors=ollama.error_body),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
@@ -12,12 +13,18 @@ from bitnet.core.errors import BitNetError, InvalidInputError
 from bitnet.core.gguf.split import part_paths
 from bitnet.core.hub import cached, names
 from bitnet.core.hub.choice import is_supported
+from bitnet.core.hub.names import HubName
+from bitnet.core.hub.removal import plan
 from bitnet.core.support.log import logger
 from bitnet.server.models.backend import Backend
+from bitnet.server.models.created import CreatedNames
 from bitnet.server.models.folder import gguf_of, models_in
 from bitnet.server.models.presets import FILE, ModelSettings, read_settings
 from bitnet.server.models.service import Source
+from bitnet.server.request.errors import RequestError
 
+HOSTS = ("https://hf.co/", "https://huggingface.co/", "hf.co/", "huggingface.co/")
+"""What may precede a name on the hub."""
 Load: TypeAlias = Callable[[Path, ModelSettings], "Model | Backend[Any, Any]"]
 """Loads a GGUF file."""
 
@@ -37,7 +44,9 @@ class Catalog:
         self.folder, self._load = folder, load
         self._state = self._settings_state()
         self._settings = read_settings(folder)
+        self.created = CreatedNames(folder)
         self._unknown: frozenset[str] = frozenset()
+        self._cached: dict[Path, HubName] = {}
         try:
             models_in(folder)
         except OSError as error:
@@ -67,14 +76,36 @@ class Catalog:
         except OSError as error:
             logger.error("%s cannot be read: %s", self.folder, error.strerror)
             found = {}
-        return found | {name: path for name, path in _cached().items() if name not in found}
+        self._cached = _cached()
+        count = Counter(name.repo for name in self._cached.values())
+        for path, name in self._cached.items():
+            found.setdefault(str(name) if count[name.repo] > 1 else name.repo, path)
+        return found
 
     def path_of(self, name: str) -> Path | None:
         """The file in the hub's cache that a name on the hub means, such as ``ORG/NAME:i2_s``, if there is one."""
         try:
-            return cached.find(names.parse(name))
+            return cached.find(hub_name(name))
         except BitNetError:
             return None
+
+    def delete(self, path: Path) -> None:
+        """Delete a model's files, which are no longer in use.
+
+        Raises:
+            RequestError: It is a folder, or a file cannot be deleted.
+            BitNetError: The hub's cache cannot be changed.
+        """
+        if (name := self._cached.get(path)) is not None:
+            plan(name).execute()
+            return
+        if path.is_dir():
+            raise RequestError(400, "This model is a folder, whose files are not deleted from here; delete it by hand.")
+        try:
+            for file in part_paths(path):
+                file.unlink(missing_ok=True)
+        except OSError as error:
+            raise RequestError(500, f"The model's file cannot be deleted: {error.strerror}.") from None
 
     @property
     def settings_changed(self) -> bool:
@@ -100,15 +131,23 @@ class Catalog:
             logger.error("the settings stay as they were: %s", error)
 
 
-def _cached() -> dict[str, Path]:
-    """The models in the hub's cache: ``ORG/NAME``, or ``ORG/NAME:FILE`` where several files of one are there."""
-    found: dict[str, Path] = {}
+def hub_name(text: str) -> HubName:
+    """A name on the hub, also as Ollama's clients write it: ``hf.co/ORG/NAME:ENCODING``.
+
+    Raises:
+        InvalidInputError: It is none.
+    """
+    for host in HOSTS:
+        text = text.removeprefix(host)
+    return names.parse(text.removesuffix(":latest"))
+
+
+def _cached() -> dict[Path, HubName]:
+    """The models in the hub's cache, sorted by name."""
+    found = {}
     for repo in cached.repos():
         folder = cached.snapshot(repo)
-        files = [] if folder is None else sorted(folder.rglob("*.gguf"))
-        models = [file for file in files if is_supported(file.name) and part_paths(file)]
-        for file in models:
-            assert folder is not None
-            inside = file.relative_to(folder).as_posix()
-            found[repo if len(models) == 1 else f"{repo}:{inside}"] = file
+        for file in [] if folder is None else sorted(folder.rglob("*.gguf")):
+            if is_supported(file.name) and part_paths(file) and folder is not None:
+                found[file] = HubName(repo, file.relative_to(folder).as_posix())
     return found

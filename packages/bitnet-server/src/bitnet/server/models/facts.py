@@ -11,6 +11,7 @@ from pathlib import Path
 
 from bitnet.core.errors import BitNetError
 from bitnet.core.gguf.split import part_paths
+from bitnet.core.model.config import ModelConfig
 from bitnet.core.model.file import open_model
 
 MAX_HASHED = 256 << 20
@@ -27,11 +28,14 @@ class ModelFacts:
         architecture: As in its metadata.
         parameters: Number of weights.
         quantization: Type of most of its ternary matrices.
+        template: Source of its chat template, if it has one.
     """
 
     architecture: str
     parameters: int
     quantization: str
+    template: str | None
+    config: ModelConfig
 
 
 def parameter_size(parameters: int) -> str:
@@ -77,7 +81,9 @@ def _state(path: Path) -> tuple[int, ...]:
 def _facts(path: Path, state: tuple[int, ...]) -> ModelFacts:
     file = open_model(path)
     parameters = sum(prod(tensor.shape) for tensor in file.gguf.tensors.values())
-    return ModelFacts(file.config.architecture, parameters, file.quantization)
+    template = file.metadata.get("tokenizer.chat_template")
+    template = template if isinstance(template, str) and template.strip() else None
+    return ModelFacts(file.config.architecture, parameters, file.quantization, template, file.config)
 
 
 @lru_cache(maxsize=256)

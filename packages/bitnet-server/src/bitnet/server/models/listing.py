@@ -63,6 +63,9 @@ class Listing:
         for one in self.models:
             for name in one.source.names:
                 yield Named(one, (name,), one.source.preset)
+        for name in () if self.catalog is None else self.catalog.created.names:
+            if (found := self.lookup(name)) is not None and found.names[0] == name:
+                yield found
 
     @property
     def names(self) -> list[str]:
@@ -88,6 +91,10 @@ class Listing:
             )
         return max(self.models, key=lambda one: (one.loaded, one.used))
 
+    def changeable(self, one: PooledModel) -> bool:
+        """Whether a model is one of the catalog's."""
+        return self._found.get(one.source.path) is one
+
     def lookup(self, name: str) -> Named | None:
         """What a name means: a model's own name, or one that an alias's pattern matches; None: nothing."""
         if (found := self._own(name)) is not None:
@@ -101,7 +108,14 @@ class Listing:
             for given in (name, name.removesuffix(":latest")):
                 if given in one.source.names:
                     return Named(one, one.source.names, one.source.preset)
-        path = None if self.catalog is None else self.catalog.path_of(name)
+        if self.catalog is None:
+            return None
+        created = self.catalog.created.names
+        for given in (name, name.removesuffix(":latest")):
+            if given in created:
+                base = self.lookup(created[given].base)
+                return None if base is None else Named(base.model, (given,), created[given].preset.over(base.preset))
+        path = self.catalog.path_of(name)
         cached = None if path is None else self._found.get(path)
         return None if cached is None else Named(cached, cached.source.names, cached.source.preset)
 
@@ -119,7 +133,10 @@ class Listing:
         here = self.names
         more = f" and {len(here) - MAX_NAMED} more" if len(here) > MAX_NAMED else ""
         are = f"{', '.join(here[:MAX_NAMED])}{more} {'is' if len(here) == 1 else 'are'}" if here else "no model is"
-        if name in self._gone:
+        made = None if self.catalog is None else self.catalog.created.names.get(name)
+        if made is not None:
+            what = f"The model {brief(name)} was made from {brief(made.base)}, which is not here; {are}."
+        elif name in self._gone:
             what = f"The model {brief(name)} is not here any more, as its file was removed; {are}."
         else:
             what = f"The model {brief(name)} is not here; {are}."

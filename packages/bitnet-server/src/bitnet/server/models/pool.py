@@ -112,6 +112,41 @@ class Pool:
                 log.info("%s is gone", one.source.path)
                 self._let_go(one)
 
+    async def change(self, work: Callable[[], object]) -> None:
+        """Run work that changes what the catalog has, and look at it anew. For one piece of work at a time.
+
+        Raises:
+            Exception: What the work raises; the catalog is looked at anew, too.
+        """
+        try:
+            async with self._refreshing:
+                await self.shared.in_thread(work)
+        finally:
+            await self.refresh()
+
+    async def delete(self, one: PooledModel) -> None:
+        """Unload a model of the catalog and delete its files. New requests for it are refused meanwhile.
+
+        Raises:
+            RequestError: It does not belong to the catalog, other requests take too long, or it cannot be deleted.
+        """
+        catalog = self.listing.catalog
+        if catalog is None or not self.listing.changeable(one):
+            raise RequestError(400, f"{one.source.names[0]} cannot be deleted; the server was started with it.")
+        one.deleting = True
+        try:
+            async with one.lock:
+                service, until = one.service, time.monotonic() + ROOM_SECONDS
+                while service is not None and service.users:
+                    if time.monotonic() > until:
+                        raise RequestError(503, "The model is in use; try again later.", retry_after=5)
+                    await asyncio.sleep(0.02)
+                self._let_go(one)
+                await _in(one.thread, lambda: None)  # it has been closed
+                await self.change(lambda: catalog.delete(one.source.path))
+        finally:
+            one.deleting = False
+
     def _let_go(self, one: PooledModel) -> None:
         """Unload a model when its last request has ended."""
         service, one.service = one.service, None
@@ -121,7 +156,7 @@ class Pool:
                 one.thread.submit(service.close)
 
     @asynccontextmanager
-    async def using(self, name: str | None, field: str = "model", until: float | None = None) -> AsyncIterator[Service]:
+    async def using(self, name: str | None, until: float | None = None) -> AsyncIterator[Service]:
         """Context with the model that a request names. It is loaded if necessary and stays loaded in the context.
 
         Args:
@@ -130,7 +165,7 @@ class Pool:
         Raises:
             RequestError: There is no such model, it failed or cannot be loaded, or memory or time did not suffice.
         """
-        one, names, preset = await self.find(name, field)
+        one, names, preset = await self.find(name)
         one.waiting += 1
         try:
             service = await self._ready(one, until)
@@ -155,6 +190,8 @@ class Pool:
         """Have a model loaded. Requests share one load, which continues even if they leave."""
         while True:
             self.look_at_files()
+            if one.deleting:
+                raise RequestError(503, f"The model {one.source.names[0]} is being deleted.", code="model_not_found")
             if one.failure is not None:
                 raise RequestError(503, f"The model is not ready: {one.failure}", code="device_error", retry_after=5)
             if one.service is not None:

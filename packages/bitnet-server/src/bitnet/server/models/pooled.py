@@ -17,6 +17,7 @@ class PooledModel:
         service: The loaded model, or None.
         failure: Why it cannot answer until it is reloaded.
         problem: Why it could not be loaded when it was last tried; the next request tries again.
+        deleting: Whether its files are being deleted, so that it takes no requests.
         failed_as: The state of its files when it failed.
         size: Bytes of memory that it needs; before the first load, the size of its file or files.
         used: Time of the last request for it, on :func:`time.monotonic`'s clock.
@@ -31,6 +32,7 @@ class PooledModel:
         self.service: Service | None = None
         self.failure: str | None = None
         self.problem: str | None = None
+        self.deleting = False
         self.failed_as: tuple[int, ...] | None = None
         self.size = stored_bytes(source.path)
         self.used = 0.0
@@ -43,11 +45,6 @@ class PooledModel:
     @property
     def loaded(self) -> bool:
         return self.service is not None
-
-    @property
-    def idle(self) -> bool:
-        """Whether it is not loaded, and nobody waits for it."""
-        return self.service is None and self.loading is None and not self.waiting
 
     def written(self) -> tuple[float, int] | None:
         """When the file, or a part of it, was last written to, in seconds since 1970, and its bytes; None: a part is

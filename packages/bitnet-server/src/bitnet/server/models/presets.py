@@ -83,7 +83,7 @@ def read_settings(folder: Path) -> dict[str, ModelSettings]:
     """
     file = folder / FILE
     try:
-        tables = tomllib.loads(_text(file))
+        tables = tomllib.loads(read_text(file))
     except FileNotFoundError:
         return {}
     except tomllib.TOMLDecodeError as error:
@@ -107,22 +107,28 @@ def read_settings(folder: Path) -> dict[str, ModelSettings]:
 
 def _settings(table: Fields, folder: Path) -> ModelSettings:
     _check_keys(table, KEYS)
-    sampling = table.object("sampling") or Fields({})
-    _check_keys(sampling, SAMPLING)
     device = table.text("device")
     if device is not None and not device.strip():
         raise _wrong(table, "device", "is empty.")
     template = table.text("template")
+    source = None if template is None else _template(table, folder / template)
     return ModelSettings(
         aliases=table.strings("aliases", MAX_ALIASES),
         context=table.integer("context", 1),
         device=device,
-        preset=Preset(
-            system=table.text("system"),
-            template=None if template is None else _template(table, folder / template),
-            sampling=checked_sampling(sampling),
-        ),
+        preset=read_preset(Fields({**table.values, "template": source}, table.name("")[:-1])),
     )
+
+
+def read_preset(table: Fields) -> Preset:
+    """A preset whose ``template`` is a source.
+
+    Raises:
+        RequestError: Something in it is wrong.
+    """
+    sampling = table.object("sampling") or Fields({})
+    _check_keys(sampling, SAMPLING)
+    return Preset(system=table.text("system"), template=table.text("template"), sampling=checked_sampling(sampling))
 
 
 def checked_sampling(given: Fields) -> dict[str, Any]:
@@ -133,7 +139,7 @@ def checked_sampling(given: Fields) -> dict[str, Any]:
     """
     values = {name: value for name, value in given.values.items() if value is not None}
     if "stop" in values:
-        values["stop"] = list(given.strings("stop"))
+        values["stop"] = given.strings("stop")
     try:
         GenerationOptions(**values)
     except InvalidInputError as error:
@@ -152,7 +158,7 @@ def _check_keys(table: Fields, known: tuple[str, ...]) -> None:
 
 def _template(table: Fields, file: Path) -> str:
     try:
-        source = _text(file)
+        source = read_text(file)
     except FileNotFoundError:
         raise _wrong(table, "template", f"names {file}, which does not exist.") from None
     try:
@@ -162,7 +168,7 @@ def _template(table: Fields, file: Path) -> str:
     return source
 
 
-def _text(file: Path) -> str:
+def read_text(file: Path) -> str:
     """The text of a file.
 
     Raises:

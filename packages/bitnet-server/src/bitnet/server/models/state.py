@@ -11,6 +11,7 @@ from bitnet.server.batch.store import Store
 from bitnet.server.models.admission import Admission
 from bitnet.server.models.catalog import Catalog
 from bitnet.server.models.pool import Pool
+from bitnet.server.models.pulls import Pulls
 from bitnet.server.models.service import Source
 from bitnet.server.models.settings import Settings
 from bitnet.server.request.bodies import Bodies
@@ -36,6 +37,7 @@ class State:
         self.pool = Pool(sources, settings, catalog)
         self.shared = self.pool.shared
         self.admission = Admission(self.shared)
+        self.pulls = Pulls()
         self.bodies = Bodies(settings.max_body)
         folder = settings.file_storage
         self.files = None if folder is None else Store(Path(folder), settings.max_file_storage)
