@@ -146,7 +146,7 @@ def test_results_may_hold_more_than_text(server: Any) -> None:
     pdf = {"type": "document", "source": {"type": "base64", "media_type": "application/pdf", "data": "AAAA"}}
     tool = {"type": "tool_reference", "tool_name": "Read"}
     prompt = prompt_after(server, HI, blocks(USE), result(image, plain, found, pdf, tool), tools=[READ])
-    expected = "[image/png: the model reads only text]W\nFöhn.\nT\n27\n[application/pdf: the model reads only text]Read"
+    expected = "[image: the model reads only text]W\nFöhn.\nT\n27\n[document: the model reads only text]Read"
     assert f"<tool_response>\n{expected}\n</tool_response>" in prompt
     refused = server.client.post("/v1/messages", json={**FIRST, "messages": [{"role": "user", "content": [image]}]})
     assert refused.status_code == 400

@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 from bitnet.core.errors import brief
-from bitnet.server.chat.messages import content_parts, content_text, part_text
+from bitnet.server.chat.messages import content_parts, content_text, part_text, result_part
 from bitnet.server.chat.prompt import ChatPrompt, check_continued
 from bitnet.server.chat.thinking import ThinkingChoice, read_carried, read_effort, thinking_object
 from bitnet.server.chat.tools import function_call
@@ -93,8 +93,8 @@ def _text(part: Fields) -> str:
         RequestError: It is none of them.
     """
     kind = part.text("type", "text")
-    source = part.object("source") if kind == "document" else None
-    if source is not None and source.text("type") in ("text", "content"):
+    if _is_plain(part):
+        source = part.object("source") or part
         name = "data" if source.text("type") == "text" else "content"
         source.require(name)
         return _titled(part, content_text(source, name))
@@ -103,14 +103,19 @@ def _text(part: Fields) -> str:
     return part_text(part)
 
 
+def _is_plain(part: Fields) -> bool:
+    """Whether it is a document of plain text."""
+    source = part.object("source") if part.text("type", "text") == "document" else None
+    return source is not None and source.text("type") in ("text", "content")
+
+
 def _titled(part: Fields, text: str) -> str:
     title = part.text("title")
     return f"{title}\n{text}\n" if title else f"{text}\n"
 
 
 def _result_text(part: Fields) -> str:
-    """What a tool answered. A picture in it is only named: a client's tools may give one without having been asked to,
-    and it stays in the conversation."""
+    """What a tool answered: as other APIs' tools do, or with documents, finds and names of tools."""
     if not isinstance(part.values.get("content"), list):
         return content_text(part, "content")
     return "".join(_result_part(block) for block in content_parts(part, "content"))
@@ -118,16 +123,9 @@ def _result_text(part: Fields) -> str:
 
 def _result_part(block: Fields) -> str:
     kind = block.text("type", "text")
-    if kind == "image" or (kind == "document" and _media(block).startswith("application/")):
-        return f"[{_media(block) or kind}: the model reads only text]"
     if kind == "tool_reference":
         return block.text("tool_name") or ""
-    return _text(block)
-
-
-def _media(block: Fields) -> str:
-    source = block.object("source")
-    return "" if source is None else source.text("media_type") or ""
+    return _text(block) if kind == "search_result" or _is_plain(block) else result_part(block)
 
 
 def _keep_thoughts(messages: list[dict[str, Any]], fields: Fields) -> None:

@@ -145,7 +145,7 @@ CHAT = _known(
     f"""messages max_tokens max_completion_tokens n_predict logprobs top_logprobs tools tool_choice parallel_tool_calls
     modalities continue_final_message add_generation_prompt chat_template_kwargs enable_thinking
     reasoning_effort reasoning thinking thinking_token_budget {_VLLM} {_OPENAI}""",
-    f"include_reasoning reasoning_budget {_OPENAI_HARMLESS}",
+    f"include_reasoning reasoning_budget verbosity {_OPENAI_HARMLESS}",
     SAMPLERS,
     EXTENSIONS,
     audio=_TEXT_ONLY,
@@ -153,7 +153,6 @@ CHAT = _known(
     function_call=Refusal("it is the old name of tool_choice; use tool_choice.", ("none", "auto")),
     web_search_options=Refusal("this server reaches no web."),
     prediction=Refusal("predicted output is not implemented."),
-    verbosity=Refusal("ask for it in a message.", ("medium",)),
     echo=Refusal("/v1/completions has it."),
     add_special_tokens=Refusal("the chat template writes them."),
 )
@@ -187,8 +186,8 @@ INFILL = _known(
 RESPONSES = _known(
     """model input instructions previous_response_id store stream stream_options temperature top_p max_output_tokens
     text tools tool_choice parallel_tool_calls include reasoning x_bitnet_receipt""",
-    """metadata service_tier safety_identifier user moderation truncation max_tool_calls prompt_cache_key
-    prompt_cache_options prompt_cache_retention""",
+    """metadata client_metadata service_tier safety_identifier user moderation truncation max_tool_calls
+    prompt_cache_key prompt_cache_options prompt_cache_retention""",
     conversation=Refusal("conversations are not stored; send the whole conversation as input."),
     background=Refusal("a response is computed while its client waits."),
     prompt=Refusal("prompts are not stored."),

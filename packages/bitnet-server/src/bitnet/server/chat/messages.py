@@ -11,6 +11,7 @@ from bitnet.server.request.fields import Fields
 
 ROLES = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant", "tool": "tool"}
 TEXT_PARTS = ("text", "input_text", "output_text")
+OTHER_PARTS = ("image", "image_url", "input_image", "document", "file", "input_file", "audio", "input_audio")
 
 
 def openai_messages(fields: Fields, field: str = "messages") -> list[dict[str, Any]]:
@@ -28,7 +29,8 @@ def openai_messages(fields: Fields, field: str = "messages") -> list[dict[str, A
 def _message(message: Fields) -> dict[str, Any]:
     message.require("role")
     role = ROLES[message.choice("role", tuple(ROLES), "")]
-    made: dict[str, Any] = {"role": role, "content": content_text(message, "content")}
+    text = result_text if role == "tool" else content_text
+    made: dict[str, Any] = {"role": role, "content": text(message, "content")}
     for name, sent in (("name", "name"), ("name", "tool_name"), ("tool_call_id", "tool_call_id")):
         if (value := message.text(sent)) is not None:
             made[name] = value
@@ -59,6 +61,25 @@ def content_text(fields: Fields, field: str) -> str:
     return "".join(map(part_text, content_parts(fields, field)))
 
 
+def result_text(fields: Fields, field: str) -> str:
+    """What a tool answered. An image in it is only named: a client's tools may give one without having been asked to,
+    and it stays in the conversation.
+
+    Raises:
+        RequestError: A part is of an unknown type.
+    """
+    value = fields.values.get(field)
+    if not isinstance(value, list):
+        return content_text(fields, field)
+    return "".join(map(result_part, content_parts(fields, field)))
+
+
+def result_part(part: Fields) -> str:
+    """The text of a part of what a tool answered."""
+    kind = part.text("type", "text")
+    return f"[{kind}: the model reads only text]" if kind in OTHER_PARTS else part_text(part)
+
+
 def content_parts(fields: Fields, field: str) -> list[Fields]:
     """The parts of a message's content, if it is not a string.
 
@@ -77,7 +98,9 @@ def part_text(part: Fields) -> str:
     Raises:
         RequestError: It is not text.
     """
-    if (kind := part.text("type", "text")) not in TEXT_PARTS:
+    if (kind := part.text("type", "text")) == "refusal":
+        return part.text(kind) or ""
+    if kind not in TEXT_PARTS:
         raise unsupported(part.name("type"), f"{brief(kind)} is not text, and the model reads only text.")
     part.require("text")
     return part.text("text") or ""

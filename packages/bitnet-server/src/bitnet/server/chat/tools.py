@@ -24,9 +24,12 @@ if TYPE_CHECKING:
     from bitnet.core.text.chat import ChatTemplate
 
 MAX_TOOLS = 128
-MAX_NAME = 64
+MAX_NAME = 128
 CHOICES = ("none", "auto", "required", "any")
 """Words of ``tool_choice``; ``any`` is another name of ``required``."""
+
+INPUT = "input"
+"""The argument by which the model writes the text for a custom tool."""
 
 Family = Literal["tagged", "llama", "generic"]
 """``tagged``: the format of Hermes and Qwen; ``generic``: the format requested from models with other templates."""
@@ -40,6 +43,7 @@ class Tool:
         parameters: JSON schema of its arguments.
         strict: Whether a call's arguments must fit the schema.
         field: Its path in the body.
+        custom: Whether it takes a text, which the model writes as the argument :data:`INPUT`.
     """
 
     name: str
@@ -47,6 +51,7 @@ class Tool:
     parameters: Mapping[str, Any]
     strict: bool
     field: str
+    custom: bool = False
 
     def described(self) -> dict[str, Any]:
         """The tool in the form that chat templates read."""
@@ -69,6 +74,11 @@ class Tools:
     names: frozenset[str]
     required: bool = False
     parallel: bool = True
+
+    @property
+    def custom(self) -> frozenset[str]:
+        """Names of the tools that take a text."""
+        return frozenset(tool.name for tool in self.known if tool.custom)
 
     def parser(self, template: ChatTemplate | None, prefix: str = "call_") -> CallParser:
         """A parser for one answer."""
@@ -182,7 +192,11 @@ def openai_tools(fields: Fields, *, nested: bool = True) -> Tools | None:
     known = []
     for given in fields.objects("tools", MAX_TOOLS) or ():
         if (kind := given.text("type", "function")) != "function":
-            raise unsupported(given.name("type"), f"{brief(kind)} is not supported; only functions are.")
+            if nested:
+                raise unsupported(given.name("type"), f"{brief(kind)} is not supported; only functions are.")
+            if kind == "custom":
+                known.append(_custom_tool(given))
+            continue  # see other_tools
         if nested:
             given.require("function")
         function = (given.object("function") if nested else None) or given
@@ -207,6 +221,22 @@ def read_tool(function: Fields, parameters: str) -> Tool:
     if schema is not None and values.setdefault("type", "object") != "object":
         raise wrong(schema.name("type"), f"is {brief(values['type'])}; arguments are an object.")
     return Tool(name, function.text("description") or "", values, function.flag("strict"), function.name(parameters))
+
+
+def _custom_tool(given: Fields) -> Tool:
+    """A tool that takes a text. The grammar of the text, if there is one, is described to the model, not enforced."""
+    given.require("name")
+    form = given.object("format") or Fields({}, "format")
+    grammar = form.text("definition")
+    lines = [given.text("description") or "", f"The grammar of the input:\n{grammar}" if grammar else ""]
+    schema = {
+        "type": "object",
+        "properties": {INPUT: {"type": "string"}},
+        "required": [INPUT],
+        "additionalProperties": False,
+    }
+    named = {"name": given.values["name"], "description": "\n".join(filter(None, lines)), "parameters": schema}
+    return replace(read_tool(Fields(named, given.name("")[:-1]), "parameters"), custom=True)
 
 
 def _all_of(known: Sequence[Tool], fields: Fields) -> Tools | None:
@@ -254,7 +284,7 @@ def _described(tools: Tools | None, choice: Fields, nested: bool, parallel: bool
         if not given:
             raise wrong(allowed.name("tools"), "is empty; to forbid calls, set tool_choice to none.")
         return chosen(tools, mode, allowed.name("tools"), parallel=parallel, names=given)
-    if kind != "function":
+    if kind != "function" and (nested or kind != "custom"):
         raise unsupported(choice.name("type"), f"{brief(kind)} cannot be requested; only a function can.")
     return chosen(tools, "required", choice.name(kind), parallel=False, names=[_name(choice, nested)])
 
@@ -288,14 +318,14 @@ def anthropic_tools(fields: Fields) -> Tools | None:
     return chosen(tools, "required" if kind == "any" else kind, choice.name("type"), parallel=parallel)
 
 
-def other_tools(fields: Fields, own: str) -> list[str]:
+def other_tools(fields: Fields, *own: str) -> list[str]:
     """Types of the tools that another server would run, such as a web search. The model is not told of them.
 
     Args:
-        own: The type of the client's tools.
+        own: The types of the client's tools, the usual one first.
     """
-    kinds = (tool.text("type", own) or own for tool in fields.objects("tools", MAX_TOOLS) or ())
-    return [brief(kind) for kind in kinds if kind != own]
+    kinds = (tool.text("type", own[0]) for tool in fields.objects("tools", MAX_TOOLS) or ())
+    return [brief(kind) for kind in kinds if kind not in own]
 
 
 def only_form(tools: Tools | None, form: Form | None, template: ChatTemplate | None) -> Form | None:
