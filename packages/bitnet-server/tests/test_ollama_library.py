@@ -10,6 +10,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -284,6 +285,23 @@ def test_models_are_deleted_when_their_requests_have_ended(
         served.client.delete("a")
     assert missing.value.status_code == 404
     assert served.server.client.get("/health").status_code == 200
+
+
+def test_only_a_models_own_name_deletes_it(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
+    listing = served.server.state.pool.listing
+    served.client.copy("a", "x")
+    monkeypatch.setattr(
+        listing, "_settings", replace(listing._settings, any_model=True, model_aliases=(("claude-*", "a"), ("*", "x")))
+    )
+    assert served.client.chat("anything", [USER]).message.content
+    for name in ("anything", "claude-x"):
+        for change in (served.client.delete, lambda name: served.client.copy(name, "y")):
+            with pytest.raises(ollama.ResponseError, match="is not here"):
+                change(name)
+    assert served.names() == ["a", "x"]
+    (served.folder / "a.gguf").unlink()
+    with pytest.raises(ollama.ResponseError):  # names that lead to each other lead nowhere
+        served.client.chat("x", [USER])
 
 
 def test_a_hugging_face_folder_is_not_deleted(served: Served) -> None:

@@ -117,7 +117,7 @@ async def delete(state: State, call: Call) -> None:
     """
     fields = Fields(await call.json())
     catalog, name = _catalog(state), _model(fields)
-    found = await state.pool.find(name, model_field(fields))
+    found = await state.pool.find(name, model_field(fields), exact=True)
     if found.names[0] in catalog.created.names:
         await state.pool.change(lambda: catalog.created.delete(found.names[0]))
     else:
@@ -182,7 +182,7 @@ async def _create(state: State, name: str, source: str, preset: Preset, field: s
     catalog = _catalog(state)
     name = name.removesuffix(":latest")
     check_name(name)
-    found = await state.pool.find(source, field)
+    found = await state.pool.find(source, field, exact=True)
     if any(name in one.source.names for one in state.pool.models):
         raise RequestError(400, f"{name} is a model's own name; choose another.", field="model")
     made = catalog.created.names.get(found.names[0])

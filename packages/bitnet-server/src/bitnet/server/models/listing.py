@@ -64,7 +64,7 @@ class Listing:
             for name in one.source.names:
                 yield Named(one, (name,), one.source.preset)
         for name in () if self.catalog is None else self.catalog.created.names:
-            if (found := self.lookup(name)) is not None and found.names[0] == name:
+            if self._model(name) is None and (found := self._created(name)) is not None:
                 yield found
 
     @property
@@ -104,36 +104,46 @@ class Listing:
         return None if meant is None else self._own(meant)
 
     def _own(self, name: str) -> Named | None:
-        for one in self.models:
-            for given in (name, name.removesuffix(":latest")):
-                if given in one.source.names:
-                    return Named(one, one.source.names, one.source.preset)
-        if self.catalog is None:
-            return None
-        created = self.catalog.created.names
-        for given in (name, name.removesuffix(":latest")):
-            if given in created:
-                base = self.lookup(created[given].base)
-                return None if base is None else Named(base.model, (given,), created[given].preset.over(base.preset))
-        path = self.catalog.path_of(name)
-        cached = None if path is None else self._found.get(path)
-        return None if cached is None else Named(cached, cached.source.names, cached.source.preset)
+        return self._model(name) or self._created(name) or self._cached(name)
 
-    def named(self, name: str | None, field: str = "model") -> Named:
+    def _model(self, name: str) -> Named | None:
+        for one in self.models:
+            if name in one.source.names or name.removesuffix(":latest") in one.source.names:
+                return Named(one, one.source.names, one.source.preset)
+        return None
+
+    def _created(self, name: str) -> Named | None:
+        names = {} if self.catalog is None else self.catalog.created.names
+        given = name if name in names else name.removesuffix(":latest")
+        if (created := names.get(given)) is None:
+            return None
+        base = self._model(created.base) or self._cached(created.base)
+        return None if base is None else Named(base.model, (given,), created.preset.over(base.preset))
+
+    def _cached(self, name: str) -> Named | None:
+        """The model in the hub's cache that the hub calls so."""
+        path = None if self.catalog is None else self.catalog.path_of(name)
+        found = None if path is None else self._found.get(path)
+        return None if found is None else Named(found, found.source.names, found.source.preset)
+
+    def named(self, name: str | None, field: str = "model", *, exact: bool = False) -> Named:
         """What a request's name means.
+
+        Args:
+            exact: Whether only a model's own names count, as for a change of it.
 
         Raises:
             RequestError: There is no model with that name.
         """
-        if name is not None and (found := self.lookup(name)) is not None:
+        if name is not None and (found := self._own(name) if exact else self.lookup(name)) is not None:
             return found
-        if name is None or self._settings.any_model:
+        if not exact and (name is None or self._settings.any_model):
             one = self.default()
             return Named(one, one.source.names, one.source.preset)
         here = self.names
         more = f" and {len(here) - MAX_NAMED} more" if len(here) > MAX_NAMED else ""
         are = f"{', '.join(here[:MAX_NAMED])}{more} {'is' if len(here) == 1 else 'are'}" if here else "no model is"
-        made = None if self.catalog is None else self.catalog.created.names.get(name)
+        made = None if self.catalog is None or name is None else self.catalog.created.names.get(name)
         if made is not None:
             what = f"The model {brief(name)} was made from {brief(made.base)}, which is not here; {are}."
         elif name in self._gone:

@@ -91,15 +91,15 @@ class Pool:
             except ModelFileError as error:
                 self.note_failure(service, error)
 
-    async def find(self, name: str | None, field: str = "model") -> Named:
-        """What a request's name means, now.
+    async def find(self, name: str | None, field: str = "model", *, exact: bool = False) -> Named:
+        """What a request's name means, now; arguments and errors as for :meth:`Listing.named`.
 
         Raises:
             RequestError: There is no model with that name.
         """
         if self.listing.stale(name):
             await self.refresh()
-        return self.listing.named(name, field)
+        return self.listing.named(name, field, exact=exact)
 
     async def refresh(self) -> None:
         """Look at what the catalog has now. Models whose files are gone are unloaded when their requests have ended."""
