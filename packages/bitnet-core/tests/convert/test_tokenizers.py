@@ -18,7 +18,7 @@ from bitnet.core.errors import InvalidInputError, ModelFileError
 from bitnet.core.gguf import TensorSource, write_gguf
 from bitnet.core.model import ModelFile, open_model
 from bitnet.core.model.convert import convert_model
-from bitnet.core.text.tokenizer import QWEN2_WORDS, SPACE
+from bitnet.core.text.tokenizer import QWEN2_WORDS, QWEN35_WORDS, SPACE
 
 Make = Callable[..., Any]
 TEXT = "The cat's 1234 mats,\n\n  naïve 😀 the rat  <x> "
@@ -131,6 +131,11 @@ def like_qwen(source: Source) -> None:
     source.tokenizer["model"]["ignore_merges"] = False
 
 
+def like_qwen35(source: Source) -> None:
+    like_qwen(source)
+    source.tokenizer["pre_tokenizer"]["pretokenizers"][0]["pattern"] = {"Regex": QWEN35_WORDS}
+
+
 def like_olmo(source: Source) -> None:
     level = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": True}
     source.tokenizer |= {"normalizer": {"type": "NFC"}, "decoder": level, "pre_tokenizer": level}
@@ -158,6 +163,7 @@ def unknown_instead_of_bytes(source: Source) -> None:
         fallback_without_unknown,
         unknown_instead_of_bytes,
         like_qwen,
+        like_qwen35,
         like_olmo,
     ],
 )

@@ -10,13 +10,15 @@ import tokenizers
 from tokenizers import decoders, models, normalizers, pre_tokenizers, trainers
 
 from bitnet.core.text.tokenizer import LLAMA3_WORDS, SPACE
-from bitnet.core.text.vocabulary import GPT2, LLAMA3, OLMO, QWEN2
+from bitnet.core.text.vocabulary import GPT2, LLAMA3, OLMO, QWEN2, QWEN35
 
 SPECIAL = ["<|begin_of_text|>", "<|end_of_text|>", "<|eot_id|>"]
 QWEN2_WORDS = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
 """The pattern of the tokenizer.json of Qwen 2.5 and 3."""
+QWEN35_WORDS = QWEN2_WORDS.replace(r"\p{L}+", r"[\p{L}\p{M}]+").replace(r"\s\p{L}\p{N}", r"\s\p{L}\p{M}\p{N}")
+"""The pattern of the tokenizer.json of Qwen 3.5: marks belong to words."""
 CORPUS = [
     "It's a fine day, isn't it? The 1,234 cats of 2024 sat on 56789 mats; they'll stay.",
     "Größe und Übermut: naïve Fragen, déjà vu — “Anführung” … 3.14159",
@@ -32,10 +34,10 @@ def byte_level() -> Callable[[str], tokenizers.Tokenizer]:
     def train(pre: str) -> tokenizers.Tokenizer:
         tokenizer = tokenizers.Tokenizer(models.BPE(ignore_merges=pre == LLAMA3))
         level = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=pre in (GPT2, OLMO))
-        words = {LLAMA3: LLAMA3_WORDS, QWEN2: QWEN2_WORDS}.get(pre, "")
+        words = {LLAMA3: LLAMA3_WORDS, QWEN2: QWEN2_WORDS, QWEN35: QWEN35_WORDS}.get(pre, "")
         split = pre_tokenizers.Split(tokenizers.Regex(words), "isolated")
         tokenizer.pre_tokenizer = level if not words else pre_tokenizers.Sequence([split, level])
-        if pre in (QWEN2, OLMO):
+        if pre in (QWEN2, QWEN35, OLMO):
             tokenizer.normalizer = normalizers.NFC()
         tokenizer.decoder = decoders.ByteLevel()
         trainer = trainers.BpeTrainer(
@@ -82,6 +84,7 @@ def random_text() -> Callable[[], str]:
     pieces = " ".join(CORPUS).split(" ")
     ranges = [(0x20, 0x7F), (0x20, 0x7F), (0xA0, 0x250), (0x400, 0x500), (0x3040, 0x3100), (0x4E00, 0x9FFF)]
     ranges += [(0x1F300, 0x1FAFF), (0x9, 0xD), (0x2000, 0x2070), (0x10000, 0x10FFFF), (0x300, 0x370), (0xE000, 0xF000)]
+    ranges += [(0x900, 0x980), (0xE00, 0xE80)]  # words of letters and marks
 
     def make() -> str:
         parts = []

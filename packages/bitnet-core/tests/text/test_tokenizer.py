@@ -24,6 +24,7 @@ from bitnet.core.text.vocabulary import (
     LLAMA3,
     OLMO,
     QWEN2,
+    QWEN35,
     TokenType,
     Vocabulary,
     vocabulary_from_metadata,
@@ -51,7 +52,7 @@ def sentencepiece_vocabulary(original: tokenizers.Tokenizer) -> Vocabulary:
     return replace(vocabulary, model="llama", merges=[], scores=scores, types=types, bos_id=1, eos_id=2, add_bos=True)
 
 
-@pytest.fixture(params=[LLAMA3, QWEN2, GPT2, OLMO])
+@pytest.fixture(params=[LLAMA3, QWEN2, QWEN35, GPT2, OLMO])
 def pair(request: pytest.FixtureRequest, byte_level: Callable[[str], Any]) -> tuple[Tokenizer, tokenizers.Tokenizer]:
     original = byte_level(request.param)
     return Tokenizer(vocabulary_of(original, pre=request.param)), original
@@ -72,6 +73,15 @@ def test_the_ways_to_cut_words_differ(byte_level: Callable[[str], Any]) -> None:
     text = "It's 1234567 WE'LL  see"
     for other in (GPT2, QWEN2):
         assert Tokenizer(vocabulary_of(original, pre=other)).encode(text) != original.encode(text).ids
+
+
+def test_marks_are_parts_of_words_for_qwen35(byte_level: Callable[[str], Any]) -> None:
+    """As the model's tokenizer.json cuts them; Qwen 2's pattern ends a word at a vowel sign."""
+    texts = ["हिन्दी", "நன்றி", "!\u0301", "x\u0323\u0307y", " \u0308a"]
+    for pre, counts in ((QWEN35, [1, 1, 1, 1, 1]), (QWEN2, [4, 3, 1, 3, 2])):
+        cutter, theirs = word_cutter(pre), byte_level(pre).pre_tokenizer
+        assert [len(cutter.pre_tokenize_str(text)) for text in texts] == counts
+        assert all(cutter.pre_tokenize_str(text) == theirs.pre_tokenize_str(text) for text in texts)
 
 
 def test_sentencepiece_text(sentencepiece: tokenizers.Tokenizer, random_text: RandomText) -> None:

@@ -14,14 +14,25 @@ from bitnet.core.errors import InvalidInputError, ModelFileError, brief
 from bitnet.core.model.hf_sentencepiece import read_sentencepiece, warn_of_greedy
 from bitnet.core.model.safetensors import MAX_JSON, optional_json, read_bytes, read_json
 from bitnet.core.text.literals import Literals
-from bitnet.core.text.tokenizer import LLAMA3_WORDS, QWEN2_WORDS, SPACE, Tokenizer, word_cutter
-from bitnet.core.text.vocabulary import GPT2, LLAMA3, MAX_LISTED_ENDS, OLMO, QWEN2, TokenType, Vocabulary, excess
+from bitnet.core.text.tokenizer import LLAMA3_WORDS, QWEN2_WORDS, QWEN35_WORDS, SPACE, Tokenizer, word_cutter
+from bitnet.core.text.vocabulary import (
+    GPT2,
+    LLAMA3,
+    MAX_LISTED_ENDS,
+    OLMO,
+    QWEN2,
+    QWEN35,
+    TokenType,
+    Vocabulary,
+    excess,
+)
 
 PROBES = (
     "Hello, world! It's 1234567 o'clock; WE'LL see, don't they've? ",
     " \n\n  three   spaces\tand tabs\r\n\r\nnew lines \n \n",
     "naïve café Größe 12½ ²³ ½ нещо на Български 你好世界 3.14159 ราคา 100 こんにちは 😀👍🏽 a\u0301",
     'if x[0] != "a_b": return {"k": -1e-5} // $%&/()=?  #@!!! ...—–“quotes” camelCase HTTPServer',
+    "हिन्दी में 12 शब्द, ภาษาไทย สระ\u0e33, q\u0323\u0307!\u0301 \u0308x நன்றி",
 )
 """Texts that different pre-tokenizers split differently."""
 FEW_CHARACTERS = 4096
@@ -83,7 +94,7 @@ def _from_json(path: Path) -> Vocabulary:
         ways = (base, replace(base, space_prefix=False))
     else:
         base = Vocabulary("gpt2", tokens, types, merges=[" ".join(pair) for pair in pairs], scores=[])
-        ways = tuple(replace(base, pre=pre) for pre in (LLAMA3, GPT2, QWEN2, OLMO))
+        ways = tuple(replace(base, pre=pre) for pre in (LLAMA3, GPT2, QWEN2, QWEN35, OLMO))
     for way in ways:
         try:
             if _same(way, original):
@@ -132,7 +143,7 @@ def _check_words(path: Path, cutter: Any) -> list[str]:
         inner = step.get("pretokenizers")
         steps += inner if isinstance(inner, list) else []
         pattern = step.get("pattern")
-        known = {"Regex": LLAMA3_WORDS}, {"Regex": GPT2_WORDS}, {"Regex": QWEN2_WORDS}
+        known = [{"Regex": words} for words in (LLAMA3_WORDS, GPT2_WORDS, QWEN2_WORDS, QWEN35_WORDS)]
         if isinstance(pattern, dict) and "Regex" in pattern and pattern not in known:
             raise _cuts_otherwise(path, f" It is {brief(pattern['Regex'])}.")
         found += [pattern["Regex"]] if pattern in known else []

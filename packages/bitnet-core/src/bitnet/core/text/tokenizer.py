@@ -24,6 +24,7 @@ from bitnet.core.text.vocabulary import (
     LLAMA3,
     OLMO,
     QWEN2,
+    QWEN35,
     TokenType,
     Vocabulary,
     vocabulary_from_metadata,
@@ -35,6 +36,11 @@ LLAMA3_WORDS = _WORD + _NUMBER + "{1,3}" + _REST
 """Word pattern of Llama 3's tokenizer.json: digits in groups of three."""
 QWEN2_WORDS = _WORD + _NUMBER + _REST
 """Word pattern of Qwen 2's and 3's tokenizer.json: single digits."""
+QWEN35_WORDS = (
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?[\p{L}\p{M}]+|\p{N}"
+    r"| ?[^\s\p{L}\p{M}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
+"""Word pattern of Qwen 3.5's tokenizer.json: single digits, and marks belong to words as letters do."""
 DEFAULT_WORDS = (
     r"[\p{P}\$\+<=>\^~\|]+",
     r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)",
@@ -267,13 +273,13 @@ def word_cutter(pre: str) -> pre_tokenizers.PreTokenizer:
     """The pre-tokenizer named ``pre``, which splits text into words before byte-level encoding."""
     if pre in (GPT2, OLMO):
         return pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=True)
-    patterns = {QWEN2: (QWEN2_WORDS,), DEFAULT: DEFAULT_WORDS}.get(pre, (LLAMA3_WORDS,))
+    patterns = {QWEN2: (QWEN2_WORDS,), QWEN35: (QWEN35_WORDS,), DEFAULT: DEFAULT_WORDS}.get(pre, (LLAMA3_WORDS,))
     words = [pre_tokenizers.Split(tokenizers.Regex(pattern), "isolated") for pattern in patterns]
     return pre_tokenizers.Sequence([*words, pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)])
 
 
 def _normalizer(pre: str) -> normalizers.Normalizer | None:
-    return normalizers.NFC() if pre in (QWEN2, OLMO) else None
+    return normalizers.NFC() if pre in (QWEN2, QWEN35, OLMO) else None
 
 
 def _sentencepiece(vocabulary: Vocabulary, control: Set[int]) -> BytePairs:

@@ -27,14 +27,16 @@ GPT2 = "gpt-2"
 OLMO = "olmo"
 DEFAULT = "default"
 QWEN2 = "qwen2"
+QWEN35 = "qwen35"
 PRE_TOKENIZERS: Mapping[str, str] = {
     **dict.fromkeys(("llama-bpe", "llama3", "llama-v3", "falcon3", "falcon-h1", "falcon_e"), LLAMA3),
     "gpt-2": GPT2,
     "default": DEFAULT,
     "olmo": OLMO,
     **dict.fromkeys(("qwen2", "deepseek-r1-qwen"), QWEN2),
+    "qwen35": QWEN35,
 }
-"""Names of pre-tokenizers in files, mapped to the five that bitnet implements. ``olmo`` is GPT-2's after NFC, as in the
+"""Names of pre-tokenizers in files, mapped to the six that bitnet implements. ``olmo`` is GPT-2's after NFC, as in the
 tokenizers of OLMo and TriLM, which are GPT-NeoX's. ``default`` is llama.cpp's own, of no model. ``falcon_e`` is
 in files of Microsoft's fork of llama.cpp alone; conversion replaces it."""
 
@@ -79,7 +81,7 @@ class Vocabulary:
 
     Attributes:
         model: ``gpt2``: byte-level BPE with ``merges``; ``llama``: SentencePiece BPE with ``scores`` and byte fallback.
-        pre: ``llama-bpe``, ``gpt-2``, ``default``, ``olmo`` or ``qwen2``, for ``gpt2`` vocabularies.
+        pre: ``llama-bpe``, ``gpt-2``, ``default``, ``olmo``, ``qwen2`` or ``qwen35``, for ``gpt2`` vocabularies.
         types: :class:`TokenType` of each token.
         merges: Pairs as ``left right``, in order of priority.
         end_ids: Further tokens that end an answer.
