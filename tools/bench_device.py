@@ -52,7 +52,7 @@ from bitnet.core.hal import (
     Weight,
     run,
 )
-from make_random_model import PRESETS, Shape
+from random_shapes import PRESETS, Shape
 from running import run_tool
 
 POSITIONS, BLOCK, CHUNK, RUNS, SECONDS = 4096, 32, 2048, 5, 0.5

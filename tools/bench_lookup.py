@@ -32,7 +32,7 @@ from bitnet.core import load_model, select_device
 from bitnet.core.engine import Completion, Engine, GenerationOptions
 from bitnet.core.engine.preparer import Preparer
 from bitnet.core.hal import DenseMatmul, DenseWeight, Device, Limits, Program, TernaryData, TernaryWeight
-from make_random_model import PRESETS
+from random_shapes import PRESETS
 from running import positive, run_tool
 
 SHAPE = PRESETS["2b4t"]

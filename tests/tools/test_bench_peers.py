@@ -13,7 +13,8 @@ import pytest
 
 import bench_peers
 from bitnet.core.errors import BitNetError
-from make_random_model import PRESETS, make_model
+from make_random_model import make_model
+from random_shapes import PRESETS
 
 STAND_IN = """#!{python}
 import json, pathlib, sys

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from dataclasses import replace
 from pathlib import Path
 
@@ -10,10 +11,15 @@ import numpy as np
 import pytest
 import tokenizers
 
+from bitnet.core.gguf import GGMLType
+from bitnet.core.gguf.types import tensor_bytes
 from bitnet.core.hal import TernaryData
 from bitnet.core.model import open_model
 from bitnet.core.model.inspect import inspect_tensors
-from make_random_model import PRESETS, make_model, metadata, tensors, vocabulary
+from make_random_model import ENCODINGS, make_model, metadata, tensors
+from random_parts import vocabulary
+from random_qwen35 import metadata as metadata_of_qwen35
+from random_shapes import PRESETS, HybridShape
 
 
 def test_the_2b4t_preset_is_the_official_files() -> None:
@@ -70,6 +76,34 @@ def test_a_model_with_groups_opens(tmp_path: Path, group: int) -> None:
     assert isinstance(weight.scale, np.ndarray)
     assert weight.scale.shape == (256, 384 // group)
     assert 0.5 <= weight.scale.astype(np.float64).min() / (1.5 / 384) ** 0.5 < weight.scale.max() / (1.5 / 384) ** 0.5
+
+
+def test_the_bonsai_27b_preset_is_the_published_files() -> None:
+    """Tensors by type, and the bytes of all matrices: those of Ternary-Bonsai-2 27B, PQ2_0 and PTQ1_0."""
+    shape = PRESETS["bonsai-27b"]
+    assert isinstance(shape, HybridShape)
+    for encoding, size in ((GGMLType.PQ2_0, 34), (GGMLType.PTQ1_0, 28)):
+        found = dict(tensors(replace(shape, encoding=encoding), 0))
+        types = Counter(tensor.type.name for tensor in found.values())
+        assert types == {encoding.name: 402, "F32": 353, "BF16": 96}
+        published = {34: 7_206_168_928, 28: 5_946_648_928}[size]
+        data = sum(tensor_bytes(tensor.type, tensor.shape) for tensor in found.values())
+        assert 0 < published - data < 20_000_000  # the rest is metadata: a vocabulary and signs
+    assert len(metadata_of_qwen35(shape, 0)["prism.hadamard.weight_names"]) == 401  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("encoding", ["pq2_0", "ptq1_0", "tq1_0", "tq2_0", "q2_0", "q2_0_g128"])
+def test_a_small_bonsai_27b_opens(tmp_path: Path, encoding: str) -> None:
+    shape = PRESETS["bonsai-27b-small"]
+    assert isinstance(shape, HybridShape)
+    make_model(tmp_path / "a.gguf", replace(shape, encoding=ENCODINGS[encoding]))
+    model = open_model(tmp_path / "a.gguf")
+    assert model.quantization == encoding.upper()
+    assert model.config.hadamard is not None
+    assert not [report.warnings for report in inspect_tensors(model.gguf) if report.warnings]
+    assert model.tokenizer.decode(model.tokenizer.encode("naïve हिन्दी 😀\n")) == "naïve हिन्दी 😀\n"
+    assert model.chat_template is not None
+    assert model.chat_template.render([{"role": "user", "content": "hi"}]).endswith("assistant\n<think>\n")
 
 
 def test_every_token_can_be_made() -> None:

@@ -24,6 +24,8 @@ from bitnet.core.text.vocabulary import LLAMA3
 TYPES: Mapping[str, GGMLType] = {dtype.name.lower(): dtype for dtype in (GGMLType.I2_S, *BLOCK_TYPES)}
 """Encodings to which models can be converted."""
 TABLES = ("token_embd", "output")
+SMALL = (".ssm_alpha", ".ssm_beta")
+"""Ends of names of small matrices, which programs take as floats."""
 FILE_TYPES = {GGMLType.I2_S: 40, GGMLType.TQ1_0: 36, GGMLType.TQ2_0: 37, GGMLType.Q2_0: 41, GGMLType.Q2_0_G128: 41}
 """``general.file_type`` as in the official I2_S file and in llama.cpp (``llama.h``); other types have no number."""
 
@@ -101,7 +103,9 @@ def _fitting(tensors: Mapping[str, Tensor | TernarySource]) -> GGMLType:
 
 
 def _table(name: str) -> bool:
-    return name.removesuffix(".weight") in TABLES
+    """Whether a matrix may be in ternary blocks although the program takes it as floats."""
+    base = name.removesuffix(".weight")
+    return base in TABLES or base.endswith(SMALL)
 
 
 def _written(tensors: Mapping[str, Tensor | TernarySource], kind: GGMLType) -> dict[str, Tensor]:

@@ -14,10 +14,11 @@ import numpy.typing as npt
 from bitnet.core.errors import InvalidInputError, ModelFileError
 from bitnet.core.gguf import GGMLType, MetadataValue, TensorSource, pack_ternary
 from bitnet.core.gguf.quants import CHUNK, decode
-from bitnet.core.gguf.ternary import load_ternary
+from bitnet.core.gguf.ternary import load_ternary, pack_codes, transcode
 from bitnet.core.gguf.writer import Tensor
 from bitnet.core.hal import TernaryData, TernaryWeight
-from bitnet.core.model import mlx
+from bitnet.core.model import hf_delta_net, mlx
+from bitnet.core.model.delta_net import DeltaNet
 from bitnet.core.model.hf_config import HFConfig
 from bitnet.core.model.hf_vocabulary import read_vocabulary
 from bitnet.core.model.mlx import FLOATS
@@ -55,24 +56,41 @@ def read_folder(folder: Path) -> tuple[dict[str, MetadataValue], dict[str, Tenso
         ModelFileError: The folder is not a model of 1.58 bits, or a tensor is missing or does not fit.
     """
     config = HFConfig(folder)
-    stored = {_name(tensor): tensor for tensor in open_checkpoint(folder).values()}
+    recurrent = config.model.delta_net is not None
+    stored: dict[str, Stored] = {}
+    for tensor in open_checkpoint(folder).values():
+        name = hf_delta_net.plain_name(tensor.name) if recurrent else tensor.name
+        if name is not None:
+            stored[_name(name, recurrent=recurrent)] = tensor
     if config.model.tied_embeddings:
         for part in ("weight", "scales", "biases"):
             stored.pop(f"output.{part}", None)
-    sources = _sources(config, stored, folder)
+    transforms: dict[str, MetadataValue] = {}
+    if recurrent and "modules" in config.values:
+        transforms = hf_delta_net.transforms(config, stored, lambda path: _module(path, recurrent=True))
+    sources = _sources(config, stored, folder, grouped_out=bool(transforms))
     # Tensors have confirmed the shape, so from here on its sizes may be allocated.
     keys, factors = config.rope()
     tensors: dict[str, Tensor | TernarySource] = {**factors}
     rope: dict[str, MetadataValue] = {f"{config.model.architecture}.{key}": value for key, value in keys.items()}
-    metadata = config.metadata() | rope | read_vocabulary(folder, config.values, config.default_ids).metadata()
+    metadata = (
+        config.metadata() | rope | transforms | read_vocabulary(folder, config.values, config.default_ids).metadata()
+    )
     template = _chat_template(folder)
     if template is not None:
         metadata["tokenizer.chat_template"] = template
     return metadata, tensors | sources
 
 
-def _sources(config: HFConfig, stored: dict[str, Stored], folder: Path) -> dict[str, Tensor | TernarySource]:
-    """The source of each weight of the model; ``stored`` holds the checkpoint's tensors by their GGUF names."""
+def _sources(
+    config: HFConfig, stored: dict[str, Stored], folder: Path, *, grouped_out: bool
+) -> dict[str, Tensor | TernarySource]:
+    """The source of each weight of the model; ``stored`` holds the checkpoint's tensors by their GGUF names.
+
+    Args:
+        grouped_out: Whether recurrent layers' ``ssm_out`` keeps the order of its columns.
+    """
+    net, mlx_folder = config.model.delta_net, hf_delta_net.mlx_wrote(stored)
     tensors: dict[str, Tensor | TernarySource] = {}
     units = {} if config.divides else {n: t for n, t in stored.items() if n.endswith(".weight_scale")}
     for name, expected in expected_weights(config.model):
@@ -81,7 +99,7 @@ def _sources(config: HFConfig, stored: dict[str, Stored], folder: Path) -> dict[
             raise ModelFileError("is missing.", path=folder, field=f"tensor {name!r} (GGUF name)")
         scale = stored.pop(f"{name}.weight_scale", None)
         source: TensorSource | TernarySource
-        if tensor.dtype == "U32" and expected.kind in ("dense", "ternary"):
+        if tensor.dtype == "U32" and len(expected.shape) == 2:
             scales, biases = (stored.pop(f"{name}.{part}", None) for part in ("scales", "biases"))
             weight = mlx.ternary_matrix(tensor, scales, biases, expected.shape[1])
             source = TernarySource(_reordered(config, name, weight), tensor.error)
@@ -90,6 +108,8 @@ def _sources(config: HFConfig, stored: dict[str, Stored], folder: Path) -> dict[
         else:
             # AutoBitLinear adds the bias before it multiplies by the scale, if it has one.
             source = _dense(tensor, expected, units.get(f"{name.removesuffix('.bias')}.weight_scale"))
+        if net is not None:
+            source = _tiled(net, name, source, mlx=mlx_folder, grouped_out=grouped_out)
         shape = source.shape if isinstance(source, TensorSource) else source.weight.shape
         if shape != expected.shape:
             raise tensor.error(f"has the shape {shape}; according to config.json it must be {expected.shape}.")
@@ -100,13 +120,31 @@ def _sources(config: HFConfig, stored: dict[str, Stored], folder: Path) -> dict[
     return tensors
 
 
-def _name(tensor: Stored) -> str:
+def _tiled(
+    net: DeltaNet, name: str, source: TensorSource | TernarySource, *, mlx: bool, grouped_out: bool
+) -> TensorSource | TernarySource:
+    if isinstance(source, TensorSource):
+        return hf_delta_net.floats_in_gguf_order(net, name, source, mlx=mlx)
+    try:
+        return source._replace(weight=hf_delta_net.in_gguf_order(net, name, source.weight, grouped_out=grouped_out))
+    except ValueError as error:
+        raise source.error(f"{error}.") from None
+
+
+def _name(name: str, *, recurrent: bool) -> str:
     """The GGUF name of a checkpoint's tensor; its own name if it has none."""
-    base, _, end = tensor.name.rpartition(".")
-    layer, _, rest = base.removeprefix("model.layers.").partition(".")
-    if layer.isdecimal() and rest in LAYER_NAMES:
-        return f"blk.{int(layer)}.{LAYER_NAMES[rest]}.{end}"
-    return f"{NAMES.get(base, base)}.{end}"
+    layer, _, rest = name.removeprefix("model.layers.").partition(".")
+    if recurrent and layer.isdecimal() and rest in hf_delta_net.PARAMETERS:
+        return f"blk.{layer}.{hf_delta_net.PARAMETERS[rest]}"
+    base, _, end = name.rpartition(".")
+    return f"{_module(base, recurrent=recurrent)}.{end}"
+
+
+def _module(name: str, *, recurrent: bool) -> str:
+    """The GGUF name of a module."""
+    layer, _, rest = name.removeprefix("model.layers.").partition(".")
+    names = LAYER_NAMES | hf_delta_net.LAYER_NAMES if recurrent else LAYER_NAMES
+    return f"blk.{layer}.{names[rest]}" if layer.isdecimal() and rest in names else NAMES.get(name, name)
 
 
 def _dense(tensor: Stored, expected: Expected, scale: Stored | None) -> TensorSource:
@@ -138,6 +176,8 @@ def _ternary(config: HFConfig, name: str, tensor: Stored, scale: Stored | None) 
     if len(tensor.shape) != 2 or (packed and scale is None) or (not packed and tensor.dtype not in FLOATS):
         raise tensor.error(f"{tensor.dtype} {tensor.shape} is not a ternary matrix with a scale.")
     shape = (tensor.shape[0] * (4 if packed else 1), tensor.shape[1])
+    if config.group is not None and not packed:
+        return TernarySource(grouped_floats(tensor, config.group), tensor.error)
 
     def load() -> TernaryData:
         factor = 1.0 if scale is None else _scale(scale, divides=config.divides)
@@ -154,6 +194,41 @@ def _ternary(config: HFConfig, name: str, tensor: Stored, scale: Stored | None) 
         return TernaryData(codes, np.array([factor], np.float32))
 
     return TernarySource(_reordered(config, name, TernaryWeight(shape, load, tensor.release)), tensor.error)
+
+
+def grouped_floats(tensor: Stored, group: int) -> TernaryWeight:
+    """A matrix of floats that are ternary, with a scale for each ``group`` columns that float16 represents."""
+    n, k = tensor.shape
+    if k % group:
+        raise tensor.error(f"has {k} columns; a multiple of {group} is expected.")
+
+    def load() -> TernaryData:
+        scales = np.empty((n, k // group), np.float16)
+        data = tensor.bytes().reshape(n, -1)
+
+        def rows(begin: int, end: int) -> npt.NDArray[np.uint8]:
+            values = np.empty((end - begin, k // group, group), np.float32)
+            try:
+                decode(FLOATS[tensor.dtype], data[begin:end].reshape(-1), values)
+            except ValueError as error:
+                raise tensor.error(f"{error}.") from None
+            units = np.abs(values).max(axis=2, keepdims=True)
+            with np.errstate(over="ignore"):  # refused in the next lines
+                scales[begin:end] = units[..., 0]
+            wrong = np.argwhere(
+                ((values != 0) & (np.abs(values) != units)).any(axis=2) | (scales[begin:end] != units[..., 0])
+            )
+            if wrong.size:
+                row, at = map(int, wrong[0])
+                place = f"columns {at * group} to {at * group + group - 1} of row {begin + row}"
+                raise tensor.error(
+                    f"{place} are not ternary, or float16 cannot represent their scale, {units[row, at, 0]:g}."
+                )
+            return pack_codes((np.sign(values).astype(np.int8) + 1).view(np.uint8).reshape(end - begin, k))
+
+        return TernaryData(transcode((n, k), rows), scales)
+
+    return TernaryWeight((n, k), load, tensor.release, group)
 
 
 def _reordered(config: HFConfig, name: str, weight: TernaryWeight) -> TernaryWeight:

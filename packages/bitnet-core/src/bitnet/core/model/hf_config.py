@@ -13,8 +13,16 @@ import numpy.typing as npt
 
 from bitnet.core.errors import ModelFileError, brief
 from bitnet.core.gguf import MetadataValue
-from bitnet.core.model.architectures import ACTIVATIONS, BY_GGUF_NAME, HF_CLASSES, Architecture, why_refused
-from bitnet.core.model.config import ModelConfig, shape_faults
+from bitnet.core.model.architectures import (
+    ACTIVATIONS,
+    BY_GGUF_NAME,
+    CLASSES_BY_TYPE,
+    HF_CLASSES,
+    Architecture,
+    why_refused,
+)
+from bitnet.core.model.config import MAX_TIMES_WIDER, ModelConfig, shape_faults
+from bitnet.core.model.hf_delta_net import flattened, layer_keys, read_layers
 from bitnet.core.model.rope import longrope_attention, yarn_attention
 from bitnet.core.model.safetensors import read_json
 from bitnet.core.text.vocabulary import MAX_TOKENS
@@ -25,6 +33,8 @@ _KEYS_OF_SHAPE = {
     "head_dim": "head_dim",
     "ffn": "intermediate_size",
 }
+FLOAT_GROUP = 128
+"""Columns that share a scale in folders of floats: PrismML's unpacked models."""
 _SMALLEST, _GREATEST = float(np.finfo(np.float32).tiny), float(np.finfo(np.float32).max)
 
 
@@ -42,6 +52,7 @@ class HFConfig:
         divides: Whether ``weight_scale`` divides the codes (transformers' BitLinear) or multiplies them
             (AutoBitLinear).
         online: Whether float weights are master weights that are quantised at every use.
+        group: Columns of a float weight that share a scale; None: all weights of a matrix do.
 
     Raises:
         ModelFileError: The model is not supported, or the file is invalid.
@@ -52,6 +63,8 @@ class HFConfig:
         self.values = read_json(self.path)
         names = self.values.get("architectures")
         name = names[0] if isinstance(names, list) and names else None
+        if name is None:  # MLX's packs with transforms name their class only here
+            name = CLASSES_BY_TYPE.get(str(self.values.get("model_type")))
         if not isinstance(name, str) or name not in HF_CLASSES:
             raise self.error(
                 "architectures",
@@ -66,20 +79,23 @@ class HFConfig:
             "num_key_value_heads",
             "head_dim",
         )  # null means something for these, so it is not replaced by the default
+        if family.recurrent:
+            self.values = flattened(self.values, self.error)
         given = {key: value for key, value in self.values.items() if value is not None or key in meaning}
         self.values = defaults | given
+        self.group: int | None = None
         quantization = self._quantization(family)
         self.divides = quantization.get("linear_class", "bitlinear") == "bitlinear"
         self.online = quantization.get("quantization_mode", "offline") == "online"
-        heads, hidden = self._integer("num_attention_heads"), self._integer("hidden_size")
-        head_dim = self._integer("head_dim", hidden // heads)
-        kv_heads = self._integer("num_key_value_heads", heads)
+        heads, hidden = self.integer("num_attention_heads"), self.integer("hidden_size")
+        head_dim = self.integer("head_dim", hidden // heads)
+        kv_heads = self.integer("num_key_value_heads", heads)
         if heads % kv_heads:
             raise self.error("num_key_value_heads", f"{kv_heads} does not divide the {heads} heads.")
-        ffn = self._integer("intermediate_size")
+        ffn = self.integer("intermediate_size")
         for wrong, message in shape_faults(hidden=hidden, heads=heads, head_dim=head_dim, ffn=ffn):
             raise self.error(_KEYS_OF_SHAPE[wrong], message)
-        vocab = self._integer("vocab_size")
+        vocab = self.integer("vocab_size")
         if vocab > MAX_TOKENS:
             raise self.error("vocab_size", f"is {vocab}; the limit is {MAX_TOKENS}.")
         if self.values.get("clip_qkv") is not None:
@@ -88,13 +104,16 @@ class HFConfig:
             if self.values.get(key):
                 raise self.error(key, "is not supported: in bitnet every token attends to all earlier ones.")
         kinds = self.values.get("layer_types") or []
-        if not isinstance(kinds, list) or any(kind != "full_attention" for kind in kinds):
+        if not family.recurrent and (not isinstance(kinds, list) or any(kind != "full_attention" for kind in kinds)):
             raise self.error("layer_types", f"is {brief(kinds)}; only full_attention is supported.")
         self._rope = scaling = self._scaling()
         theta = self._number(scaling if scaling.get("rope_theta") is not None else self.values, "rope_theta")
         partial = scaling if "partial_rotary_factor" in scaling else self.values
-        if self._number(partial, "partial_rotary_factor", 1.0) != 1:
-            raise self.error("partial_rotary_factor", "only 1 is supported.")
+        share = self._number(partial, "partial_rotary_factor", 1.0)
+        rotary_dim = int(head_dim * share)
+        if share != 1 and not (family.recurrent and share < 1 and rotary_dim >= 2 and rotary_dim % 2 == 0):
+            raise self.error("partial_rotary_factor", f"is {share:g}; only 1 is supported.")
+        layers = self.integer("num_hidden_layers")
         activation = self.values["hidden_act"]
         if not isinstance(activation, str) or activation not in ACTIVATIONS:
             raise self.error(
@@ -105,12 +124,12 @@ class HFConfig:
             name=os.fsencode(folder.resolve().name).decode(errors="replace"),
             vocab_size=vocab,
             hidden_size=hidden,
-            layers=self._integer("num_hidden_layers"),
+            layers=layers,
             heads=heads,
             kv_heads=kv_heads,
             head_dim=head_dim,
             ffn_size=ffn,
-            context_length=self._integer("max_position_embeddings"),
+            context_length=self.integer("max_position_embeddings"),
             rms_eps=self._number(self.values, "rms_norm_eps") if family.eps is None else family.eps,
             rope_theta=theta,
             rope_style=family.rope_style,
@@ -121,6 +140,9 @@ class HFConfig:
             head_norms=family.head_norms,
             qkv_biases=family.qkv_biases,
             layer_norms=family.layer_norms,
+            rotary_dim=rotary_dim if share != 1 else None,
+            output_gate=family.output_gate,
+            delta_net=read_layers(self, layers, MAX_TIMES_WIDER * hidden) if family.recurrent else None,
             **(self._scales() if family.stream_scales else {}),
         )
 
@@ -136,7 +158,7 @@ class HFConfig:
             "embedding_length": model.hidden_size,
             "block_count": model.layers,
             "feed_forward_length": model.ffn_size,
-            "rope.dimension_count": model.head_dim,
+            "rope.dimension_count": model.rotated,
             "rope.freq_base": model.rope_theta,
             "attention.head_count": model.heads,
             "attention.head_count_kv": model.kv_heads,
@@ -149,6 +171,11 @@ class HFConfig:
                 "residual_scale": model.residual_scale,
                 "logit_scale": 1 / model.logit_scale,  # the divisor, as in llama.cpp
             }
+        if model.delta_net is not None:
+            values |= layer_keys(model.delta_net)
+            sections = self._rope.get("mrope_section")  # of images' positions; for text they are all the same
+            if isinstance(sections, list) and all(type(n) is int and 0 <= n < 2**15 for n in sections[:4]):
+                values["rope.dimension_sections"] = np.array([*sections, 0, 0, 0, 0][:4], np.int32)
         if model.head_dim * model.heads != model.hidden_size:
             values |= {"attention.key_length": model.head_dim, "attention.value_length": model.head_dim}
         general: dict[str, MetadataValue] = {
@@ -163,8 +190,8 @@ class HFConfig:
         depth, base = self._number(self.values, "scale_depth"), self._number(self.values, "dim_model_base")
         return {
             "embedding_scale": self._number(self.values, "scale_emb"),
-            "residual_scale": depth / math.sqrt(self._integer("num_hidden_layers")),
-            "logit_scale": base / self._integer("hidden_size"),
+            "residual_scale": depth / math.sqrt(self.integer("num_hidden_layers")),
+            "logit_scale": base / self.integer("hidden_size"),
         }
 
     def _scaling(self) -> dict[str, Any]:
@@ -184,7 +211,7 @@ class HFConfig:
             raise self.error(key, f"is {brief(value)}, not an object.")
         return value
 
-    def _integer(self, key: str, default: int | None = None) -> int:
+    def integer(self, key: str, default: int | None = None) -> int:
         value = self.values.get(key)
         if value is None:
             value = default
@@ -216,6 +243,7 @@ class HFConfig:
         if not found:
             if family.floats == "not ternary":
                 raise self.error("quantization_config", "is missing: this is not a 1.58-bit model.")
+            self.group = FLOAT_GROUP if family.floats == "groups" else None
             mode = "online" if family.floats == "master" else "offline"
             return {"linear_class": "autobitlinear", "quantization_mode": mode}
         if found.get("quant_method") != "bitnet":
@@ -245,7 +273,7 @@ class HFConfig:
         ):  # these are the same up to the model's own context, which bitnet never exceeds
             return {}, {}
         if kind == "linear":
-            factor = np.full(self.model.head_dim // 2, self._number(scaling, "factor"), np.float32)
+            factor = np.full(self.model.rotated // 2, self._number(scaling, "factor"), np.float32)
             return {}, {"rope_freqs.weight": factor}
         if kind == "llama3":
             return {}, {"rope_freqs.weight": self._llama3()}
@@ -263,12 +291,12 @@ class HFConfig:
 
     def _llama3(self) -> npt.NDArray[np.float32]:
         """Divisors of the frequencies: ``factor`` for long wavelengths, 1 for short ones, and a ramp in between."""
-        scaling, head_dim = self._rope, self.model.head_dim
+        scaling, rotated = self._rope, self.model.rotated
         factor = self._number(scaling, "factor")
         low, high = self._number(scaling, "low_freq_factor"), self._number(scaling, "high_freq_factor")
         if high <= low:
             raise self.error("rope_scaling", f"high_freq_factor {high} is not above low_freq_factor {low}.")
-        waves = self.model.rope_theta ** (np.arange(0, head_dim, 2) / head_dim)
+        waves = self.model.rope_theta ** (np.arange(0, rotated, 2) / rotated)
         turns = self._original_context() / (2 * math.pi) / waves  # turns of each pair within the original context
         smooth = np.clip((turns - low) / (high - low), 0, 1)
         return (1 / ((1 - smooth) / factor + smooth)).astype(np.float32)
@@ -300,7 +328,7 @@ class HFConfig:
         return keys
 
     def _longrope(self) -> tuple[dict[str, MetadataValue], dict[str, npt.NDArray[np.float32]]]:
-        scaling, original, pairs = self._rope, self._original_context(), self.model.head_dim // 2
+        scaling, original, pairs = self._rope, self._original_context(), self.model.rotated // 2
         if not 2 <= original == int(original):
             what = f"original_max_position_embeddings is {original}; it must be an integer ≥ 2."
             raise self.error("rope_scaling", what)

@@ -11,10 +11,13 @@ BY_GGUF_NAME = {name: family for family in FAMILIES for name in family.gguf_name
 """Families by ``general.architecture``."""
 HF_CLASSES = {hf.name: hf for family in FAMILIES for hf in family.hf_classes}
 """Classes of Hugging Face folders by the name in ``architectures``."""
+CLASSES_BY_TYPE = {hf.model_type: name for name, hf in HF_CLASSES.items() if hf.model_type is not None}
+"""Names of classes by ``model_type``, for folders without ``architectures``."""
 
 __all__ = [
     "ACTIVATIONS",
     "BY_GGUF_NAME",
+    "CLASSES_BY_TYPE",
     "FAMILIES",
     "HF_CLASSES",
     "Activation",
