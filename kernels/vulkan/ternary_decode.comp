@@ -9,37 +9,13 @@ layout(constant_id = 5) const int RELU2 = 0;
 layout(constant_id = 6) const int ADD = 0;
 layout(constant_id = 7) const int CHUNKS = 2;  // of a row of codes, 16 bytes each: two for every 128 columns
 layout(constant_id = 8) const int PITCH = 4;   // from one plane of x to the next: CHUNKS, and padding that spreads them over the banks
-BUFFER(0, readonly, uvec4, x);
-BUFFER(1, readonly, float, scale);
-BUFFER(2, readonly, vec4, weight);
 BUFFER(3, readonly, uvec4, codes);
 BUFFER(4, readonly, float, w_scale);
 BUFFER(5, , float, result);
 layout(push_constant) uniform Push { float eps; int rows; };
-const uint QUADS = COLS / 4;
 const int EARLY = (CHUNKS + LANES - 1) / LANES;  // chunks of an invocation, of which up to 8 are loaded early
-const int HELD = (COLS / 4 + WG - 1) / WG;       // quads of x of an invocation, of which up to 8 are kept
 
-vec4 gain_of(uint i) { return INPUT == 2 ? weight[i] : vec4(1.0); }
-#define X_SPACE (4 * PITCH)
-#define MORE(i) uintBitsToFloat(x[i])
-#include "ternary_row.glsl"
-
-// Quantises the row into shared memory; returns the scale.
-float take_x(uint lane) {
-    if (INPUT != 0) {
-#define LOAD(i) if (i < HELD && lane + i * WG < QUADS) { v[i] = uintBitsToFloat(x[lane + i * WG]); gain[i] = gain_of(lane + i * WG); } \
-                else { v[i] = vec4(0.0); gain[i] = vec4(0.0); }
-        REPEAT_8(LOAD)
-        return quantise(lane, QUADS, CHUNKS, PITCH, INPUT == 2, eps);
-    }
-    begin_sum(lane);
-    barrier();
-    int sum = 0;
-    for (uint i = lane; i < 16 * CHUNKS; i += WG) sum += put(i, i < QUADS ? x[i / 4][i % 4] : 0, CHUNKS, PITCH);
-    end_sum(sum);
-    return scale[0];
-}
+#include "ternary_input.glsl"
 
 KERNEL(ternary_decode) {
     uint lane = LANE, part = lane % LANES;

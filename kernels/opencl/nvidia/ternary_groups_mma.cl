@@ -5,6 +5,9 @@
 // token has two columns of the product, one for each block: in each, the other block's activations are zeros. So four tokens fill
 // the columns, and more take a second pass. Codes and scales of DEPTH steps are on their way at a time.
 //
+// TABLE: dense_matmul of a ternary table for up to TOKENS rows, whose elements are three digits each, from table_digits: a row takes a
+// pass, its digits take the places of tokens, and `scale` has the value of a unit for each row and group. KSPLIT is 1.
+//
 // KSPLIT warps take the steps of a tile by turns. With one, a work-item adds the terms of its rows and tokens as they come. With
 // more, the terms of SPAN steps of each warp go through local memory, where one work-item adds those of two rows and a token.
 #include "nvidia/warps.clh"
@@ -21,7 +24,11 @@
 #define ITERS ((STEPS + KSPLIT - 1) / KSPLIT)
 #define PER (256 / GROUP)                     /* groups of a step */
 #define SETS (GROUP < 128 ? 128 / GROUP : 1) /* groups of a block, or the one of two */
+#if TABLE
+#define PASSES TOKENS
+#else
 #define PASSES ((TOKENS + 3) / 4)
+#endif
 #define BUFFERS (SPAN < ITERS ? 2 : 1)
 #define PITCH (SPAN * KSPLIT * PER | 1) /* of the terms of a row and token, odd so that neighbours fall into different banks */
 #define RESULTS (KSPLIT > 1 ? 1 : PASSES) /* pairs of rows with a token, of a work-item */
@@ -70,7 +77,13 @@ kernel __attribute__((reqd_work_group_size(THREADS, 1, 1))) OF_WARPS void ternar
     global const int *step, global const void *input, global const float *scale, global const int *x_sums,
     global const float *norm, float eps, global const uint4 *codes, global const ushort *w_scale, global float *out, int rows) {
     int item = get_local_id(0), warp = item / WARP, lane = item % WARP, group = lane / 4, quarter = lane % 4;
-    int slot = warp / KSPLIT, part = warp % KSPLIT, tile = get_group_id(0) * TILES + slot, tokens = STEP_TOKENS(step);
+    int slot = warp / KSPLIT, part = warp % KSPLIT, tile = get_group_id(0) * TILES + slot;
+#if TABLE
+    int first_row = get_group_id(1) * TOKENS, tokens = STEP_ROWS(step) - first_row;
+    if (tokens <= 0) return;
+#else
+    int tokens = STEP_TOKENS(step);
+#endif
     int2 at = min(tile_rows(tile, rows, GLU), rows - 1);
     global const uint4 *codes_low = codes + (size_t)at.x * CHUNKS, *codes_high = codes + (size_t)at.y * CHUNKS;
     uint4 low[DEPTH], high[DEPTH];
@@ -94,7 +107,11 @@ kernel __attribute__((reqd_work_group_size(THREADS, 1, 1))) OF_WARPS void ternar
 #else
     int holds = 1;
     int2 to = tile_pair(tile, group, rows, GLU);
+#if TABLE
+#define TOKEN(n) (n)
+#else
 #define TOKEN(n) (quarter + 4 * (n))
+#endif
 #endif
 #define STORES(n) (holds && TOKEN(n) < TOKENS && TOKEN(n) < tokens)
     float total[RESULTS][2], old[RESULTS][2];
@@ -129,7 +146,11 @@ kernel __attribute__((reqd_work_group_size(THREADS, 1, 1))) OF_WARPS void ternar
 #define X_SCALE(n) made[TOKEN(n)]
 #define X_AT(m, now, plane) x[(m) * X_PITCH + (now) * 16 + (plane) * 4 + quarter]
 #else
+#if TABLE
+#define X_SCALE(n) 1.0f
+#else
 #define X_SCALE(n) scale[TOKEN(n)]
+#endif
 #define X_AT(m, now, plane) load_x(input, m, (now) * 256 + quarter / 2 * 128 + quarter % 2 * 16 + 32 * (plane))
 #endif
 
@@ -148,8 +169,12 @@ kernel __attribute__((reqd_work_group_size(THREADS, 1, 1))) OF_WARPS void ternar
             for (int plane = 0; plane < 4; plane++) {
                 UNROLL
                 for (int n = 0; n < PASSES; n++) {
-                    int m = group / 2 + 4 * n, there = m < TOKENS && m < tokens && quarter / 2 == group % 2 && now * 4 + quarter < CHUNKS;
-                    uint4 v = there ? X_AT(m, now, plane) : (uint4)(0);
+#if TABLE
+                    int m = (first_row + n) * 3 + group / 2, there = group / 2 < 3 && n < tokens;
+#else
+                    int m = group / 2 + 4 * n, there = m < TOKENS && m < tokens;
+#endif
+                    uint4 v = there && quarter / 2 == group % 2 && now * 4 + quarter < CHUNKS ? X_AT(m, now, plane) : (uint4)(0);
                     sums[n][plane * SETS / 4] = add_block(sums[n][plane * SETS / 4], a, b, v, plane);
                 }
             }
@@ -167,6 +192,10 @@ kernel __attribute__((reqd_work_group_size(THREADS, 1, 1))) OF_WARPS void ternar
                     to[0][pair_of][place] = AS_FLOAT(sum_low) * unit_low, to[1][pair_of][place] = AS_FLOAT(sum_high) * unit_high;
 #else
                     if (now * PER + g >= COUNT) continue;
+#if TABLE
+                    float unit = n < tokens ? scale[(size_t)(first_row + n) * COUNT + now * PER + g] : 0.0f;
+                    unit_low *= unit, unit_high *= unit;
+#endif
                     total[n][0] = add_term(total[n][0], sum_low, unit_low), total[n][1] = add_term(total[n][1], sum_high, unit_high);
 #endif
                 }
@@ -187,6 +216,16 @@ kernel __attribute__((reqd_work_group_size(THREADS, 1, 1))) OF_WARPS void ternar
     }
     UNROLL
     for (int n = 0; n < RESULTS; n++) {
+#if TABLE
+        float digit = quarter == 0 ? 16384.0f : quarter == 1 ? 128.0f : quarter == 2 ? 1.0f : 0.0f;
+        UNROLL
+        for (int h = 0; h < 2; h++) {
+            total[n][h] *= digit;
+            total[n][h] += shuffle_xor(total[n][h], 1);
+            total[n][h] += shuffle_xor(total[n][h], 2);
+        }
+        if (quarter) continue;
+#endif
         if (!STORES(n)) continue;
         float factor = X_SCALE(n) * UNFOLD, value_low = total[n][0] * factor, value_high = total[n][1] * factor;
 #if GLU
@@ -195,8 +234,13 @@ kernel __attribute__((reqd_work_group_size(THREADS, 1, 1))) OF_WARPS void ternar
         if (to.x < rows) out[(size_t)TOKEN(n) * rows + to.x] = old[n][0] + value_low;
         if (to.y < rows) out[(size_t)TOKEN(n) * rows + to.y] = old[n][1] + value_high;
 #else
-        if (to.x < rows) out[(size_t)TOKEN(n) * rows + to.x] = value_low;
-        if (to.y < rows) out[(size_t)TOKEN(n) * rows + to.y] = value_high;
+#if TABLE
+        global float *row = out + (size_t)(first_row + n) * rows;
+#else
+        global float *row = out + (size_t)TOKEN(n) * rows;
+#endif
+        if (to.x < rows) row[to.x] = value_low;
+        if (to.y < rows) row[to.y] = value_high;
 #endif
     }
 }

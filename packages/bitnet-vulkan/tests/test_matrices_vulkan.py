@@ -31,7 +31,7 @@ from bitnet.core.hal import (
     run,
 )
 from bitnet.core.testing.attention import Heads, Paged, Part
-from bitnet.core.testing.linear import uneven
+from bitnet.core.testing.linear import Grouped, check_groups, uneven
 from bitnet.core.testing.rig import (
     Rig,
     assert_products,
@@ -126,6 +126,54 @@ void store_sums(Sums s, uint at, uint pitch) {
 #define coopMatStore(sums, memory, place, stride, layout_) store_sums(sums, place, stride)
 """
 )
+GROUPS = """
+#define gl_CooperativeMatrixLayoutRowMajor 0
+#define gl_CooperativeMatrixLayoutColumnMajor 1
+struct Part { uint at, pitch; };
+struct Sums { int e[16]; };
+struct Totals { float e[16]; };
+#define EACH_OF_SUMS for (uint i = 0, m = LANE % 32 / TN, n = LANE % 32 % TN; i < TM * TN / 32; \\
+    i++, m = (LANE % 32 + 32 * i) / TN, n = (LANE % 32 + 32 * i) % TN)
+Sums no_sums() {
+    Sums s;
+    for (int i = 0; i < 16; i++) s.e[i] = 0;
+    return s;
+}
+Totals no_totals() {
+    Totals s;
+    for (int i = 0; i < 16; i++) s.e[i] = 0.0;
+    return s;
+}
+Totals floats_of(Sums s) {
+    Totals f;
+    for (int i = 0; i < 16; i++) f.e[i] = float(s.e[i]);
+    return f;
+}
+Totals times(Totals a, Totals b) {
+    precise Totals c;
+    for (int i = 0; i < 16; i++) c.e[i] = a.e[i] * b.e[i];
+    return c;
+}
+Totals plus(Totals a, Totals b) {
+    precise Totals c;
+    for (int i = 0; i < 16; i++) c.e[i] = a.e[i] + b.e[i];
+    return c;
+}
+int byte_of(uint at, uint k) { return bitfieldExtract(int(tile[at + k / 16][k / 4 % 4]), int(8 * (k % 4)), 8); }
+Sums coopMatMulAdd(Part a, Part b, Sums s) {
+    EACH_OF_SUMS
+        for (uint k = 0; k < TK; k++) s.e[i] += byte_of(a.at + m * a.pitch, k) * byte_of(b.at + n * b.pitch, k);
+    return s;
+}
+void load_tile(out Part part, uint at, uint pitch) { part = Part(at, pitch); }
+void load_units(out Totals part, uint at, uint pitch) { EACH_OF_SUMS part.e[i] = units[at + m * pitch + n / 4][n % 4]; }
+void store_terms(Totals s, uint at, uint pitch) { EACH_OF_SUMS terms[at + m * pitch + n / 4][n % 4] = s.e[i]; }
+void store_tile(Totals s, uint at, uint pitch) {
+    EACH_OF_SUMS tile[at + m * pitch + n / 4][n % 4] = floatBitsToUint(s.e[i]);
+}
+#define coopMatLoad(part, memory, place, stride, layout_) load_##memory(part, place, stride)
+#define coopMatStore(sums, memory, place, stride, layout_) store_##memory(sums, place, stride)
+"""
 SUBGROUP = {
     "gl_SubgroupID": "uint(LANE / 32)",
 }
@@ -144,6 +192,19 @@ TYPES = {
         "coopmat<int8_t, gl_ScopeSubgroup, TK, TN, gl_MatrixUseB>": "Part",
         "coopmat<int8_t, gl_ScopeSubgroup, TM, TK, gl_MatrixUseA>": "Part",
         "uvec4 x_at(": INTEGERS + "\nuvec4 x_at(",
+    },
+    "ternary_groups_mma": {
+        **SUBGROUP,
+        "coopmat<int, gl_ScopeSubgroup, TM, TN, gl_MatrixUseAccumulator>": "Sums",
+        "coopmat<float, gl_ScopeSubgroup, TM, TN, gl_MatrixUseAccumulator>": "Totals",
+        "SUMS(0)": "no_sums()",
+        "TOTALS(0.0)": "no_totals()",
+        "FLOATS_OF(sums) TOTALS(sums)": "FLOATS_OF(sums) floats_of(sums)",
+        "PRODUCT(a, b) ((a) * (b))": "PRODUCT(a, b) times(a, b)",
+        "TOTAL(a, b) ((a) + (b))": "TOTAL(a, b) plus(a, b)",
+        "coopmat<int8_t, gl_ScopeSubgroup, TK, TN, gl_MatrixUseB>": "Part",
+        "coopmat<int8_t, gl_ScopeSubgroup, TM, TK, gl_MatrixUseA>": "Part",
+        "uvec4 x_at(": GROUPS + "\nuvec4 x_at(",
     },
     "dense_mma": {**SUBGROUP, **HALVES, "KERNEL(dense_mma)": FLOATS + "KERNEL(dense_mma)"},
     "head_choose": {**SUBGROUP, **HALVES, "uvec2 scored(uint count) {": FLOATS + "uvec2 scored(uint count) {"},
@@ -250,6 +311,35 @@ def test_the_product_is_exact(
     sums = (x.astype(np.int64) @ w.T.astype(np.int64)).astype(np.float32)
     exact = sums * (scale[:, None] * np.float32(0.37))
     assert_same_bits("the product", out, before + exact if add else exact)
+
+
+@pytest.mark.parametrize(
+    ("tile", "product"),
+    [
+        ((16, 16, 32), Grouped(2, (37,), 1152, 128, add=True)),
+        ((16, 16, 32), Grouped(8, (70,), 1344, 64)),
+        ((16, 16, 32), Grouped(16, (33,), 768, 256, add=True)),
+        ((16, 16, 32), Grouped(11, (40,), 480, 32)),
+        ((16, 16, 32), Grouped(30, (70, 9), 896, 128)),
+        ((16, 16, 32), Grouped(70, (140,), 320, 64, add=True)),
+        ((16, 16, 32), Grouped(130, (264,), 384, 128)),
+        ((16, 16, 32), Grouped(200, (300,), 400, 400)),
+        ((16, 8, 32), Grouped(65, (130,), 512, 256)),
+        ((8, 16, 64), Grouped(70, (140,), 640, 128)),
+        ((16, 16, 16), Grouped(33, (131,), 160, 32, add=True)),
+    ],
+    ids=str,
+)
+def test_the_product_of_groups_is_exact(
+    hardware: Any, monkeypatch: pytest.MonkeyPatch, tile: tuple[int, int, int], product: Grouped
+) -> None:
+    monkeypatch.setattr(pipelines, "module", plain)
+    monkeypatch.setattr("bitnet.vulkan.matrices.ENOUGH_MATRICES", 4)
+    device = opened(hardware, 32 << 10, int8_tile=tile)
+    try:
+        check_groups(device, np.random.default_rng(), product)
+    finally:
+        device.close()
 
 
 @pytest.mark.parametrize(

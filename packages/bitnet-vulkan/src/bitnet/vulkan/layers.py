@@ -31,7 +31,8 @@ def one_launch(hardware: Hardware, ctx: Context, layer: Layer, bucket: Bucket) -
     """The single launch of a layer; None if it does not fit one launch, or the device has no ``processors``."""
     groups = hardware.processors
     able = groups and hardware.macros["DOT"] and hardware.group >= GROUP and hardware.buffers >= BUFFERS
-    able = able and hardware.subgroup >= MIN_LANES and bucket.tokens == 1 and ctx.cache.dtype != "i8"
+    plain = layer.rope.q_norm is None and all(ctx.ternary(op.weights).group is None for _, op in layer.pairs)
+    able = able and plain and hardware.subgroup >= MIN_LANES and bucket.tokens == 1 and ctx.cache.dtype != "i8"
     sizes = _sizes(hardware, ctx, layer) if able else None
     if sizes is None:
         return None

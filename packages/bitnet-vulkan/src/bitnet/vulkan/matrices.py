@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from bitnet.core.gpu.ops import ceil_div
@@ -21,10 +21,19 @@ MATRIX_SHAPES = (
     (16, 16, (1, 1, 8)),
 )
 """Sizes of ternary_mma: tokens and rows of a work-group, and how many subgroups share the tokens, rows and columns."""
+GROUP_SHAPES = (
+    (128, 128, (4, 2, 1)),
+    (64, 128, (2, 4, 1)),
+    (64, 64, (2, 2, 1)),
+    (32, 64, (1, 4, 1)),
+    (16, 32, (1, 2, 4)),
+    (16, 64, (1, 4, 1)),
+)
+"""The same of ternary_groups_mma, whose products take twice the registers."""
 
 
 class Shape(NamedTuple):
-    """A work-group of ternary_mma: its tokens and rows, its invocations, and the kernel's constants."""
+    """A work-group of a product on matrices: its tokens and rows, its invocations, and the kernel's constants."""
 
     tokens: int
     rows: int
@@ -53,14 +62,35 @@ def shapes(hardware: Hardware) -> list[Shape]:
     return found
 
 
-def shape(hardware: Hardware, rows: int, tokens: int) -> Shape:
-    """The largest shape that gives enough work-groups and has no more tokens than the step."""
+def group_shapes(hardware: Hardware, group: int, sets: int) -> list[Shape]:
+    """The shapes for weights with scales of groups, from the largest to the smallest.
+
+    Args:
+        group: Columns of a group, of which a block of 128 columns has ``sets``.
+    """
+    if hardware.int8_tile is None or not _has_groups(hardware) or hardware.int8_tile[2] > min(group, 128):
+        return []
+    tm, tn, tk = hardware.int8_tile
+    found = []
+    for tokens, rows, (wm, wn, wk) in GROUP_SHAPES:
+        sm, sn, subgroups = tokens // (tm * wm), rows // (tn * wn), wm * wn * wk
+        shared_sums = wk > 1 and (sm, sn) == (1, 1) and group in (64, 128) and tm * tn <= 256
+        terms = wk * sets * wm * wn * tm * tn // 4 if wk > 1 else 1
+        quads = max((tokens + rows) * 9 * wk, subgroups * tm * tn // 4)
+        space = 16 * (quads + terms + wk * sets * rows // 4)
+        if 0 < sm <= 4 and 0 < sn <= 4 and (wk == 1 or shared_sums) and space <= hardware.shared:
+            defines = {"TM": tm, "TN": tn, "TK": tk, "WM": wm, "WN": wn, "WK": wk, "SM": sm, "SN": sn}
+            found.append(Shape(tokens, rows, 32 * subgroups, {**defines, "POOL": quads, "TERMS": terms}))
+    return found
+
+
+def shape(fitting: Sequence[Shape], rows: int, tokens: int) -> Shape:
+    """The first of the shapes that gives enough work-groups and has no more tokens than the step; else the last."""
 
     def suits(candidate: Shape) -> bool:
         across, along, _ = candidate.grid(rows, tokens)
         return across * along >= ENOUGH_MATRICES and candidate.tokens < 2 * max(tokens, 16)
 
-    fitting = shapes(hardware)
     return next((candidate for candidate in fitting if suits(candidate)), fitting[-1])
 
 

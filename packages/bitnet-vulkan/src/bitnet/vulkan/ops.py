@@ -15,8 +15,10 @@ from bitnet.core.gpu import Arg, Bucket, Buffer, Context, Dispatch, Launch, Lowe
 from bitnet.core.gpu.drivers.windows import MAX_GROUPS
 from bitnet.core.gpu.fusions import Choice, Layer, NormChoice, RopeAttention
 from bitnet.core.gpu.ops import RowOps, attention_inputs, ceil_div, kv_defines, positions, power_of_two, rope_defines
-from bitnet.core.gpu.ops.group_products import in_parts
+from bitnet.core.gpu.ops.group_products import GroupProducts, group_defines, in_parts
 from bitnet.core.gpu.ops.products import ProductInput, fused_products, product_defines
+from bitnet.core.gpu.ops.scaled import head_norms, norms_heads
+from bitnet.core.gpu.ops.variants import GroupScaledMatmul, NormedRope
 from bitnet.core.gpu.weights import TernaryBuffer
 from bitnet.core.hal import Attention, DenseMatmul, Embed, RopeAppend, Sample, TernaryMatmul
 from bitnet.vulkan import matrices
@@ -37,6 +39,8 @@ TILE_M, TILE_N, TILE_GROUP = 32, 64, 128
 """Sizes of the tiled product, as in its source."""
 MATRIX_TILE = 64
 """Tokens of a work-group of attention_mma."""
+DECODE_GROUPS = (64, 128, 256)
+"""Columns of a group of ternary_groups_decode."""
 LONG_ROW = 64
 """Minimum quads of codes of a row that 16 invocations share; shorter rows are shared by 8."""
 CHUNKS = {"f16": 64, "f32": 32, "i8": 64}
@@ -62,14 +66,17 @@ class VulkanOps:
             **self._rows.table(),
             **variants(self._rows),
             Embed: self.embed,
-            TernaryMatmul: self.ternary_matmul,
             **in_parts(hardware.windows),
+            TernaryMatmul: self.ternary_matmul,
+            GroupScaledMatmul: self.ternary_matmul,
             DenseMatmul: self._head.dense_matmul,
             Attention: self.attention,
             Sample: self.sample,
             Layer: partial(one_launch, hardware),
             NormChoice: self._choice,
             Choice: self._choice,
+            RopeAppend: self.rope_append,
+            NormedRope: self.rope_append,
             RopeAttention: self._rope_attention,
             **fused_products(self._decode, self._quantises),
         }
@@ -90,13 +97,15 @@ class VulkanOps:
     def ternary_matmul(self, ctx: Context, op: TernaryMatmul, bucket: Bucket) -> list[Launch]:
         x, scale, out = ctx.tensors[op.x], ctx.tensors[op.scale], ctx.tensors[op.out]
         w = ctx.ternary(op.weights)
+        if w.group is not None:
+            return self._group_matmul(ctx, op, bucket)
         if self._quantises(ctx, op, bucket):
             return [self._decode(ctx, op, bucket, ProductInput(x, scale=scale), out)]
         args = (ctx.step, x, scale, w.codes, w.scales, out, np.int32(w.rows))
         defines: dict[str, int] = {"COLS": w.cols, "ADD": int(op.add)}
         wide = {"WIDE": int(w.cols % 16 == 0)}
         if bucket.tokens > 1 and w.cols % 16 == 0 and matrices.shapes(self._hardware):
-            shape = matrices.shape(self._hardware, w.rows, bucket.tokens)
+            shape = matrices.shape(matrices.shapes(self._hardware), w.rows, bucket.tokens)
             grid = shape.grid(w.rows, bucket.tokens)
             return [launch("ternary_mma", grid, shape.group, args, {**defines, **shape.defines})]
         if bucket.tokens <= FEW_TOKENS:
@@ -106,6 +115,23 @@ class VulkanOps:
             return [launch("ternary_matmul", grid, self._gemv_group, args, defines, entry="ternary_gemv")]
         grid = (ceil_div(w.rows, TILE_N), ceil_div(bucket.tokens, TILE_M), 1)
         return [launch("ternary_matmul", grid, TILE_GROUP, args, defines | wide, entry="ternary_gemm")]
+
+    def _group_matmul(self, ctx: Context, op: TernaryMatmul, bucket: Bucket) -> list[Launch]:
+        """A product of weights with scales of groups: on matrices for several tokens."""
+        w, products = ctx.ternary(op.weights), GroupProducts(self._hardware.windows)
+        if self._quantises(ctx, op, bucket):
+            x = ProductInput(ctx.tensors[op.x], scale=ctx.tensors[op.scale])
+            return [self._decode(ctx, op, bucket, x, ctx.tensors[op.out])]
+        sizes = group_defines(w)
+        fitting = matrices.group_shapes(self._hardware, sizes["GROUP"], sizes["EACH"]) if w.cols % 16 == 0 else []
+        if bucket.tokens == 1 or not fitting:
+            return products.lower(ctx, op, bucket)
+        shape = matrices.shape(fitting, w.rows, bucket.tokens)
+        defines = {**sizes, "ADD": int(op.add), **shape.defines}
+        return [
+            launch("ternary_groups_mma", shape.grid(rows, bucket.tokens), shape.group, args, defines)
+            for args, rows in products.parts(ctx, op)
+        ]
 
     def attention(self, ctx: Context, op: Attention, bucket: Bucket) -> list[Launch]:
         if one := self._attention_decode(ctx, op, bucket, rope=None):
@@ -125,6 +151,10 @@ class VulkanOps:
         grid = (bucket.tokens, op.heads, 1)
         return [launch("attention", grid, self._gemv_group, args, kv_defines(ctx, op))]
 
+    def rope_append(self, ctx: Context, op: RopeAppend, bucket: Bucket) -> list[Launch]:
+        norms = head_norms(ctx, op, bucket) if norms_heads(op) else []
+        return [*norms, *self._rows.rope_append(ctx, op, bucket)]
+
     def sample(self, ctx: Context, op: Sample, bucket: Bucket) -> list[Launch]:
         each = max(ctx.shape(op.logits)[1] // SAMPLE_EACH, 64)
         group = power_of_two(min(each, SAMPLE_GROUP, self._hardware.group))
@@ -140,12 +170,28 @@ class VulkanOps:
         return [*made, *(self._head.gated(ctx, launch) for launch in later)]
 
     def _rope_attention(self, ctx: Context, group: RopeAttention, bucket: Bucket) -> list[Launch] | None:
-        return self._attention_decode(ctx, group.attention, bucket, group.rope) if bucket.tokens == 1 else None
+        if bucket.tokens > 1:
+            return None
+        made = self._attention_decode(ctx, group.attention, bucket, group.rope)
+        return [*head_norms(ctx, group.rope, bucket), *made] if made and norms_heads(group.rope) else made
 
     def _quantises(self, ctx: Context, op: TernaryMatmul, bucket: Bucket) -> bool:
-        """Whether ternary_decode takes a product: of one token that fits shared memory, beside what reductions take."""
-        space = pitch(ctx.ternary(op.weights).row_bytes // 16) * 64 + 16 * self._group + 64
+        """Whether ternary_decode or ternary_groups_decode takes a product: of one token that fits shared memory, beside
+        what reductions take."""
+        w = ctx.ternary(op.weights)
+        space = pitch(w.row_bytes // 16) * 64 + 16 * self._group + 64
+        if w.group is not None:
+            if not self._shares_groups(w):
+                return False
+            space += 2 * self._group // self._lanes(w) * (w.cols // w.group | 1) * 4
         return bucket.tokens == 1 and space <= self._hardware.shared
+
+    def _shares_groups(self, w: TernaryBuffer) -> bool:
+        """Whether ternary_groups_decode supports the groups: a row's invocations are in one subgroup, and all rows are
+        bound at once."""
+        parts = sum(1 for _ in self._hardware.windows(w.codes, w.rows))
+        sized = w.group in DECODE_GROUPS and w.cols % w.group == 0
+        return sized and bool(self._hardware.subgroup) and self._lanes(w) >= 4 and parts == 1
 
     def _decode(
         self,
@@ -165,6 +211,10 @@ class VulkanOps:
         args = (*args, np.float32(source.eps), np.int32(w.rows))
         rows = w.rows // 2 if activation else w.rows
         grid = (ceil_div(rows, self._group // defines["LANES"]), 1, 1)
+        if w.group is not None:
+            sizes = group_defines(w)
+            defines |= {"GROUP": sizes["GROUP"], "EACH": sizes["EACH"], "TERM_PITCH": w.cols // w.group | 1}
+            return launch("ternary_groups_decode", grid, self._group, args, defines)
         return launch("ternary_decode", grid, self._group, args, defines)
 
     def _lanes(self, w: TernaryBuffer) -> int:

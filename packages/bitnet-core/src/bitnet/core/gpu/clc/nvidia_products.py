@@ -14,8 +14,9 @@ from bitnet.core.gpu.context import Bucket, Context
 from bitnet.core.gpu.drivers.interface import Buffer, KernelSpec, Launch
 from bitnet.core.gpu.ops import ceil_div, next_power_of_two, power_of_two
 from bitnet.core.gpu.ops.products import ProductInput, product_args, tiled_args
+from bitnet.core.gpu.ops.tables import table_of
 from bitnet.core.gpu.weights import TernaryBuffer
-from bitnet.core.hal import DenseMatmul, TernaryMatmul
+from bitnet.core.hal import DenseMatmul, Embed, TernaryMatmul
 
 WARP = 32
 """Work-items of a warp."""
@@ -42,6 +43,9 @@ MAX_SHARED_COLS = 8192
 """Maximum columns for which a work-group of ternary_groups_mma quantises several tokens; it needs many tiles then."""
 MAX_DEPTH = 8
 """Maximum steps of MMA_STEP bytes whose loads a warp of ternary_groups_mma has in flight."""
+TABLE_GROUPS, TABLE_ROWS, TABLE_WARPS, DIGITS_GROUP = (32, 64, 128), 8, 4, 256
+"""Columns of a group that heads of ternary tables may have; rows of x, and tiles of 16 rows of W, of a work-group; and
+the work-items of a row in table_digits."""
 STAGE_BYTES = 128, 32
 """Bytes of a token, and of a row of W, in a stage of ternary_gemm_mma."""
 HEAD_WARPS = 8
@@ -125,6 +129,27 @@ class NvidiaProducts(Products):
             ]
         return super().dense_matmul(ctx, op, bucket)
 
+    def table(self, ctx: Context, op: Embed | DenseMatmul, bucket: Bucket) -> list[Launch]:
+        """A head is multiplied with three int8 digits of each activation, as exact sums for each group."""
+        w = table_of(ctx, op)
+        if isinstance(op, Embed) or w.group not in TABLE_GROUPS or w.cols % w.group:
+            return super().table(ctx, op, bucket)
+        most, each = ctx.program.limits.max_rows, min(bucket.rows, TABLE_ROWS)
+        digits = ctx.scratch("row digits", most * 3 * w.cols)
+        units = ctx.scratch("row units", most * (w.cols // w.group) * 4)
+        sizes = {"COLS": w.cols, "GROUP": w.group}
+        split = KernelSpec("nvidia/table_digits", "table_digits", tuple({**sizes, "WG": DIGITS_GROUP}.items()))
+        shape = {"ROW_BYTES": w.row_bytes, "TOKENS": each, "INPUT": 0, "GLU": 0, "RELU2": 0, "ADD": 0, "TABLE": 1}
+        steps = ceil_div(w.row_bytes, MMA_STEP)
+        shape |= {"TILES": TABLE_WARPS, "KSPLIT": 1, "DEPTH": min(steps, 4 if each <= 4 else 2), "SPAN": 1}
+        spec = KernelSpec("nvidia/ternary_groups_mma", "ternary_groups_mma", tuple((sizes | shape).items()))
+        grid = (ceil_div(w.rows, MMA_ROWS * TABLE_WARPS), ceil_div(bucket.rows, each), 1)
+        args = (ctx.step, digits, units, digits, digits, np.float32(0), w.codes, w.scales, ctx.tensors[op.out])
+        return [
+            Launch(split, (bucket.rows, 1, 1), (DIGITS_GROUP, 1, 1), (ctx.step, ctx.tensors[op.x], digits, units)),
+            Launch(spec, grid, (WARP * TABLE_WARPS, 1, 1), (*args, np.int32(w.rows))),
+        ]
+
     def _decodes(self, w: TernaryBuffer) -> bool:
         """Whether ternary_decode_mma or, with scales of groups, ternary_groups_mma supports this weight: a warp's codes
         fit its registers, and x fits local memory."""
@@ -167,10 +192,15 @@ class NvidiaProducts(Products):
         return w.cols % 16 == 0
 
     def _tile_shape(self, w: TernaryBuffer, tokens: int) -> dict[str, int]:
-        """Preprocessor constants of ternary_gemm_mma: tall tiles if there are enough for all compute units."""
+        """Preprocessor constants of ternary_gemm_mma: tall tiles if there are enough for all compute units; with scales
+        of groups, whose sums take more registers, ones of fewer warps."""
         token_tile = min(64, max(16, power_of_two(tokens)))
         tall = ceil_div(w.rows, 128) * ceil_div(tokens, token_tile) >= self._units * 3 // 4
         row_tile, warps = (128, (4, min(2, token_tile // 16))) if tall else (32, (2, token_tile // 16))
+        for side in (128, token_tile) if w.group is not None else ():
+            if ceil_div(w.rows, 64) * ceil_div(tokens, side) >= 2 * self._units:
+                token_tile, row_tile, warps = side, 64, (2, min(2, side // 16))
+                break
         stages = min(4, self._local // (STAGE_BYTES[0] * token_tile + STAGE_BYTES[1] * row_tile))
         tiles = {"BM": row_tile, "BN": token_tile, "STAGES": stages, "AHEAD": stages - 2}
         return tiles | {"WARPS_N": warps[0], "WARPS_M": warps[1]}

@@ -23,7 +23,7 @@ from bitnet.core.gpu.lowering import Lowering
 from bitnet.core.gpu.ops import RowOps, power_of_two
 from bitnet.core.gpu.ops.products import feed_forward, glu_products, normed, row_sums
 from bitnet.core.gpu.ops.scaled import head_norms, norms_heads
-from bitnet.core.gpu.ops.variants import GroupScaledMatmul, NormedRope, variants
+from bitnet.core.gpu.ops.variants import GroupScaledMatmul, NormedRope, TernaryTable, variants
 from bitnet.core.gpu.sources import KernelSources
 from bitnet.core.hal import Attention, DenseMatmul, GluNormQuant, NormQuant, RopeAppend, Sample, TernaryMatmul
 
@@ -67,6 +67,7 @@ class ClcOps:
             TernaryMatmul: self._products.ternary_matmul,
             GroupScaledMatmul: self._products.ternary_matmul,
             DenseMatmul: self._products.dense_matmul,
+            TernaryTable: self._products.table,
             Attention: self._attention.lower,
             Sample: samples.sample,
             RopeAttention: self._rope_attention,

@@ -12,8 +12,9 @@ from bitnet.core.gpu.drivers.interface import Buffer, KernelSpec, Launch
 from bitnet.core.gpu.ops import RowOps, ceil_div, power_of_two
 from bitnet.core.gpu.ops.products import ProductInput, product_args, product_defines, quantised, row_sums, tiled_args
 from bitnet.core.gpu.ops.scaled import group_product
+from bitnet.core.gpu.ops.tables import table_launches
 from bitnet.core.gpu.weights import TernaryBuffer
-from bitnet.core.hal import DenseMatmul, TernaryMatmul
+from bitnet.core.hal import DenseMatmul, Embed, TernaryMatmul
 
 DECODE_TOKENS = 8
 """Steps with more tokens than this use the tiled product."""
@@ -111,6 +112,10 @@ class Products:
         return [
             replace(launch, grid=(ceil_div(rows * HEAD_LANES, self._group * each), ceil_div(bucket.rows, tokens), 1))
         ]
+
+    def table(self, ctx: Context, op: Embed | DenseMatmul, bucket: Bucket) -> list[Launch]:
+        """``embed`` or ``dense_matmul`` of a ternary table."""
+        return table_launches(ctx, op, bucket)
 
     def _row_sums(self, ctx: Context, op: TernaryMatmul, bucket: Bucket) -> list[Launch]:
         """The launch that computes the sums of the activations, if no operation of the program quantises them; products

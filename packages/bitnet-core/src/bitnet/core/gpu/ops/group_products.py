@@ -5,6 +5,7 @@ Both have kernels with these names, constants and arguments; :func:`in_parts` ad
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -45,13 +46,10 @@ class GroupProducts:
     def lower(self, ctx: Context, op: TernaryMatmul, bucket: Bucket) -> list[Launch]:
         """A product of few tokens reads each weight once; one of many tokens is tiled."""
         w = ctx.ternary(op.weights)
-        shape = _shape(w) | {"ADD": int(op.add), "WIDE": int(w.cols % 16 == 0)}
+        shape = group_defines(w) | {"ADD": int(op.add), "WIDE": int(w.cols % 16 == 0)}
         few = _few(w, shape["EACH"], bucket.tokens)
         made = []
-        for codes, first, rows in self.windows(w.codes, w.rows):
-            x = ctx.tensors[op.x], ctx.tensors[op.scale]
-            sizes = (np.uint32(n) for n in (rows, first, w.rows))
-            args: tuple[Arg, ...] = (ctx.step, *x, codes, w.scales, ctx.tensors[op.out], *sizes)
+        for args, rows in self.parts(ctx, op):
             if bucket.tokens <= FEW_TOKENS:
                 across = in_two(ceil_div(rows, GROUP // few["LANES"] * few["HELD"]))
                 grid = (*across, ceil_div(bucket.tokens, few["TOKENS"]))
@@ -64,14 +62,22 @@ class GroupProducts:
                 made.append(launch("ternary_groups_tiled", grid, TILE_GROUP, args, shape | tile))
         return made
 
+    def parts(self, ctx: Context, op: TernaryMatmul) -> Iterator[tuple[tuple[Arg, ...], int]]:
+        """The arguments of any kernel of such a product, for each part of the weights, and the part's rows."""
+        w, x = ctx.ternary(op.weights), (ctx.tensors[op.x], ctx.tensors[op.scale])
+        for codes, first, rows in self.windows(w.codes, w.rows):
+            sizes = (np.uint32(n) for n in (rows, first, w.rows))
+            yield (ctx.step, *x, codes, w.scales, ctx.tensors[op.out], *sizes), rows
+
 
 def in_parts(windows: Windows) -> Dispatch:
     """The entries of a lowering's table for weights with scales of groups: products, embeddings and heads."""
     return {GroupScaledMatmul: GroupProducts(windows).lower, TernaryTable: WindowedTables(windows).lower}
 
 
-def _shape(w: TernaryBuffer) -> dict[str, int]:
-    """What both kernels are compiled for: the row and its groups."""
+def group_defines(w: TernaryBuffer) -> dict[str, int]:
+    """What all these kernels are compiled for: the row, its groups, how many of them a block of 128 columns has, and
+    the bit pairs of a group."""
     assert w.group is not None
     count = w.cols // w.group
     each = max(BLOCK // w.group, 1) if count > 1 else 1

@@ -32,7 +32,7 @@ MAX_ROWS = 8
 
 def table_launches(ctx: Context, op: Embed | DenseMatmul, bucket: Bucket) -> list[Launch]:
     """``embed`` or ``dense_matmul`` of a ternary table."""
-    w = _table_of(ctx, op)
+    w = table_of(ctx, op)
     if isinstance(op, Embed):
         args = (ctx.step, ctx.offset("tokens"), w.codes, w.scales, ctx.tensors[op.out])
         return [launch("table_embed", (bucket.tokens, 1, 1), GROUP, args, _shape(w))]
@@ -50,7 +50,7 @@ class WindowedTables:
 
     def lower(self, ctx: Context, op: Embed | DenseMatmul, bucket: Bucket) -> list[Launch]:
         """``embed`` or ``dense_matmul`` of a ternary table: a launch for each part."""
-        w = _table_of(ctx, op)
+        w = table_of(ctx, op)
         return [self._launch(ctx, op, bucket, w, *window) for window in self.windows(w.codes, w.rows)]
 
     @staticmethod
@@ -68,7 +68,7 @@ class WindowedTables:
         return launch("table_matmul", grid, GROUP, args, defines)
 
 
-def _table_of(ctx: Context, op: Embed | DenseMatmul) -> TernaryBuffer:
+def table_of(ctx: Context, op: Embed | DenseMatmul) -> TernaryBuffer:
     """The ternary table of an operation that has one."""
     name = ternary_table(ctx.program, op)
     assert name is not None

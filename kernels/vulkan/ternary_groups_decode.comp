@@ -1,0 +1,95 @@
+// requires: SUBGROUPS
+// variants: DOT
+// ternary_decode of weights with a scale for each group of 64, 128 or 256 columns. A chunk of 16 bytes of codes is half a block of 128
+// columns, and the chunks of a group are neighbouring invocations', which add their sums up. The terms lie in shared memory, where one
+// invocation adds those of a row in their order.
+//
+// Codes become two's complement of -1, 0 and 1, all sixteen of a word at once; a bit pair at the top of its byte then counts 64-fold,
+// which the token's scale undoes exactly.
+layout(constant_id = 1) const int COLS = 128;
+layout(constant_id = 2) const int LANES = 4;
+layout(constant_id = 3) const int INPUT = 0;  // 0: int8 with a scale; 1: f32; 2: f32 before RMSNorm
+layout(constant_id = 4) const int GLU = 0;    // rows n and n + rows / 2 are gate and up of out[n]
+layout(constant_id = 5) const int RELU2 = 0;
+layout(constant_id = 6) const int ADD = 0;
+layout(constant_id = 7) const int CHUNKS = 2;  // of a row of codes, 16 bytes each: two for every 128 columns
+layout(constant_id = 8) const int PITCH = 4;   // from one plane of x to the next: CHUNKS, and padding that spreads them over the banks
+layout(constant_id = 9) const int GROUP = 128;
+layout(constant_id = 10) const int EACH = 1;         // groups of a block of 128 columns, or the one of several
+layout(constant_id = 11) const int TERM_PITCH = 17;  // of a row's terms: odd, and the number of groups at least
+BUFFER(3, readonly, uvec4, codes);
+BUFFER(4, readonly, uint, w_scale);  // two f16 each
+BUFFER(5, , float, result);
+layout(push_constant) uniform Push { float eps; int rows; };
+const int EARLY = (CHUNKS + LANES - 1) / LANES;  // chunks of an invocation, of which up to 8 are loaded early
+const uint COUNT = COLS / GROUP;
+const uint SLOTS = WG / LANES;                              // rows, or pairs of rows, of a work-group
+const uint SHARERS = GROUP > 128 ? GROUP / 64 : 2;          // chunks of a group, or of the groups of a block
+const float UNFOLD = 1.0 / 64.0;
+shared float terms[(1 + GLU) * SLOTS * TERM_PITCH];
+#include "ternary_input.glsl"
+
+uvec4 signed_codes(uvec4 w) { return (~w & 0x55555555u) | (~(w | w << 1) & 0xAAAAAAAAu); }
+
+// The scale of row n's group s.
+float unit_of(uint n, uint s) {
+    uint at = n * COUNT + min(s, COUNT - 1);
+    vec2 pair = unpackHalf2x16(w_scale[at / 2]);
+    return at % 2 == 0 ? pair.x : pair.y;
+}
+
+// Puts the terms of a chunk of row n where they belong; all invocations of a row call it.
+void multiply(uvec4 words, uint chunk, uint n, uint slot) {
+    int sums[EACH];
+    uvec4 weights = signed_codes(words);
+    [[unroll]] for (uint j = 0; j < EACH; j++) {
+        sums[j] = 0;
+        [[unroll]] for (uint p = j * (4 / EACH); p < (j + 1) * (4 / EACH); p++)
+            if (chunk < CHUNKS) sums[j] = product(weights << 2 * p, 0xC0C0C0C0u, x_quads[p * PITCH + chunk], sums[j]);
+        for (uint apart = 1; apart < SHARERS; apart *= 2) sums[j] += subgroupShuffleXor(sums[j], apart);
+        uint s = chunk / SHARERS * EACH + j;
+        if (chunk % SHARERS == 0 && s < COUNT) {
+            precise float term = float(sums[j]) * unit_of(n, s);
+            terms[slot * TERM_PITCH + s] = term;
+        }
+    }
+}
+
+float total_of(uint slot) {
+    precise float sum = 0.0;
+    for (uint s = 0; s < COUNT; s++) sum += terms[slot * TERM_PITCH + s];
+    // Nothing keeps a device from dropping the 0 that sums begin with: -0 terms alone would leave -0.
+    return floatBitsToUint(sum) == 0x80000000u ? 0.0 : sum;
+}
+
+KERNEL(ternary_groups_decode) {
+    uint lane = LANE, part = lane % LANES, slot = lane / LANES;
+    uint outs = GLU != 0 ? rows / 2 : rows, n0 = gl_WorkGroupID.x * SLOTS, n = min(n0 + slot, outs - 1);
+    uint row = n * CHUNKS, up = GLU != 0 ? row + outs * CHUNKS : row;
+#define FETCH(i) if (i < EARLY) { \
+        uint chunk = min(part + i * LANES, CHUNKS - 1); \
+        first[i] = codes[row + chunk]; \
+        second[i] = GLU != 0 ? codes[up + chunk] : uvec4(0); \
+    }
+    REPEAT_8(FETCH)
+    float factor = take_x(lane) * UNFOLD;
+#define MULTIPLY(i) if (i < EARLY) { \
+        multiply(first[i], part + i * LANES, n, slot); \
+        if (GLU != 0) multiply(second[i], part + i * LANES, n + outs, SLOTS + slot); \
+    }
+    REPEAT_8(MULTIPLY)
+    for (uint i = 8; i < EARLY; i++) {
+        uint chunk = part + i * LANES, at = min(chunk, CHUNKS - 1);
+        multiply(codes[row + at], chunk, n, slot);
+        if (GLU != 0) multiply(codes[up + at], chunk, n + outs, SLOTS + slot);
+    }
+    barrier();
+    n = n0 + lane;
+    if (lane >= SLOTS || n >= outs) return;
+    precise float value = total_of(lane) * factor;
+    if (GLU != 0) {
+        precise float other = total_of(SLOTS + lane) * factor;
+        value = act(value, RELU2 != 0) * other;
+    }
+    result[n] = ADD != 0 ? plus(result[n], value) : value;
+}
