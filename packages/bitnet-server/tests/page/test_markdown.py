@@ -36,6 +36,8 @@ ALLOWED = {
         "h6",
         "hr",
     ),
+    *("math", "mfrac", "mi", "mn", "mo", "mover", "mroot", "mrow", "mspace", "msqrt", "msub", "msubsup", "msup"),
+    *("mtable", "mtd", "mtext", "mtr", "munder", "munderover"),
     *("li", "ol", "p", "pre", "span", "strong", "svg", "table", "tbody", "td", "th", "thead", "tr", "ul", "use"),
 }
 
@@ -172,6 +174,8 @@ HOSTILE = [
     "![](https://evil.example/steal.png)",
     "<style>*{display:none}</style><link rel=stylesheet href=//evil.example>",
     "</code></pre><script>window.hit=1</script>",
+    "$\\text{<img src=x onerror=window.hit=1>}$ $$\\operatorname{<script>window.hit=1</script>}$$",
+    "$\\href{javascript:window.hit=1}{x}$ $\\begin{<svg onload=window.hit=1>}x\\end{<svg onload=window.hit=1>}$",
 ]
 
 
@@ -200,7 +204,7 @@ def test_html_of_a_model_is_text(page: Page, text: str) -> None:
 BOMBS = [
     "*", "_", "**a ", "a** ", "*a _b ", "~~", "`", "``a`", "[", "![", "](", "[](", "[a](", "[a](b \"", "(", "<", "<http://", "\\",
     "> ", "- ", "1. ", "  - a\n", "> > > a\n", "- a\n\n\n\n", "|", "| a ", "|-", "#", "# ", "`" * 3 + "\n", "~~~", "http://a", "\n", " ", "- - ", "* * ",
-    "a\n\n", "[a](https://x.org/(", "h",
+    "a\n\n", "[a](https://x.org/(", "h", "$", "$$", "$a", "$$a\n", "\\(", "\\[", "\\[\n", "$a$", "$$\n", "$\\frac$", "${$",
 ]  # fmt: skip
 
 
@@ -265,6 +269,12 @@ def test_random_text_is_safe_and_grows_as_it_is_shown_whole(page: Page) -> None:
         "~~",
         "![",
         "~~~py\n",
+        "$",
+        "$$",
+        "\\[",
+        "\\]",
+        "x^2_{",
+        "}",
     ]
     texts = ["".join(draw.choices(parts, k=draw.randrange(1, 60))) for _ in range(300)]
     results = page.evaluate(

@@ -32,7 +32,7 @@ class Chat {
       menu: () => menu(conversation.id),
       onChange: () => store.begun(conversation) && this.save(),
     });
-    this.composer = new Composer(conversation, { onSend: (text) => this.ask(text), onStop: () => this.stop(), onUp: (event) => this.editLast(event), beside: this.gauge.element });
+    this.composer = new Composer(conversation, { onSend: (text, files) => this.ask(text, files), onStop: () => this.stop(), onUp: (event) => this.editLast(event), model: () => this.bar.picker.value, beside: this.gauge.element });
     this.list = h("ol", { class: "messages", "aria-label": "Messages" });
     this.scroller = h("div", { class: "scroller", tabindex: "0", role: "region", "aria-label": "Conversation" }, this.list);
     main.replaceChildren(h("div", { class: "chat" }, this.bar.element, this.scroller, this.composer.element));
@@ -116,16 +116,16 @@ class Chat {
     this.onSaved(this.conversation);
   }
 
-  async ask(text) {
-    if (!text || this.controller) return;
+  async ask(text, files = []) {
+    if ((!text && !files.length) || this.controller) return;
     const { conversation } = this;
     const { messages } = conversation;
     this.composer.clear();
     this.composer.focus();
-    if (!store.begun(conversation)) this.entitle(text.split("\n")[0].slice(0, 60));
+    if (!store.begun(conversation)) this.entitle((text || files[0].name).split("\n")[0].slice(0, 60));
     const unanswered = messages.at(-1)?.role === "user"; // the new words replace it
     const versions = unanswered && { versions: branches.setAside(messages, messages.length - 1) };
-    messages.push({ role: "user", content: text, ...versions });
+    messages.push({ role: "user", content: text, ...(files.length && { files }), ...versions });
     await this.answer();
   }
 
@@ -138,7 +138,8 @@ class Chat {
   async edit(index, content) {
     await this.halt();
     const { messages } = this.conversation;
-    messages.push({ role: "user", content, versions: branches.setAside(messages, index) });
+    const { files } = messages[index];
+    messages.push({ role: "user", content, ...(files && { files }), versions: branches.setAside(messages, index) });
     this.composer.focus();
     await this.answer();
   }

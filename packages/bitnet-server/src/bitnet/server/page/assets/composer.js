@@ -1,12 +1,13 @@
 // Where a message is written: it is sent by Enter, and what is not sent yet is kept by conversation.
 
+import { Attachments } from "./attachments.js";
 import { autosize, button, h, relabel } from "./dom.js";
 import * as drafts from "./drafts.js";
 import * as shortcuts from "./shortcuts.js";
 
 export class Composer {
-  /** `onSend(text)` gets what was written; while an answer is made the button stops it instead (`onStop`). `onUp(event)` is an arrow up in an empty field. */
-  constructor(conversation, { onSend, onStop, onUp, beside }) {
+  /** `onSend(text, files)` gets what was written; while an answer is made the button stops it instead (`onStop`). `onUp(event)` is an arrow up in an empty field. */
+  constructor(conversation, { onSend, onStop, onUp, model, beside }) {
     this.conversation = conversation;
     this.answering = false;
     this.input = h("textarea", { id: "prompt", rows: 1, "aria-label": "Message", placeholder: "Write a message", enterkeyhint: "send", value: drafts.load(conversation) });
@@ -26,9 +27,11 @@ export class Composer {
       onsubmit: (event) => {
         event.preventDefault();
         if (this.answering) onStop();
-        else onSend(this.input.value.trim());
+        else onSend(this.input.value.trim(), this.attachments.files);
       },
-    }, this.input, this.send);
+    });
+    this.attachments = new Attachments(model, form);
+    form.append(this.attachments.element, h("div", { class: "line" }, this.attachments.button, this.input, this.send));
     this.element = h("div", { class: "dock" }, form, h("div", { class: "under" },
       h("p", { class: "hint keys" }, "Enter sends, Shift + Enter makes a new line.",
         h("button", { type: "button", class: "quiet", onclick: () => shortcuts.show() }, "All keys")), beside));
@@ -38,9 +41,11 @@ export class Composer {
     this.input.focus();
   }
 
+  /** Takes away what was sent. */
   clear() {
     this.input.value = "";
     drafts.save(this.conversation, "");
+    this.attachments.clear();
     this.fit();
   }
 

@@ -1,12 +1,17 @@
 // How much of a conversation a model sees. Where all of it does not fit, the oldest exchanges are left out.
 
 import { postJSON } from "./api.js";
+import { withFiles } from "./attachments.js";
 
 export const SHARE = 3 / 4; // of the context: the rest is room for the answer
 
 /** What the model is told: the system prompt, and the messages from index `from` on. */
 export function said({ system, messages }, from = 0) {
-  const sent = messages.slice(from).map(({ role, content, thought }) => (thought ? { role, content, reasoning_content: thought } : { role, content }));
+  const sent = messages.slice(from).map((message) => ({
+    role: message.role,
+    content: withFiles(message),
+    ...(message.thought && { reasoning_content: message.thought }),
+  }));
   return system.trim() ? [{ role: "system", content: system }, ...sent] : sent;
 }
 

@@ -1,6 +1,7 @@
 // Building the page's elements. Text is always a text node: nothing here, or anywhere in the page, parses HTML.
 
 const SVG = "http://www.w3.org/2000/svg";
+const MATHML = "http://www.w3.org/1998/Math/MathML";
 
 function build(element, props, children) {
   for (const [name, value] of Object.entries(props)) {
@@ -31,6 +32,9 @@ export const h = (tag, props = {}, ...children) => build(document.createElement(
 
 /** An SVG element. */
 export const s = (tag, props = {}, ...children) => build(document.createElementNS(SVG, tag), props, children);
+
+/** A MathML element. */
+export const m = (tag, props = {}, ...children) => build(document.createElementNS(MATHML, tag), props, children);
 
 /** A picture from index.html, which assistive technology passes over. */
 export const icon = (name) =>

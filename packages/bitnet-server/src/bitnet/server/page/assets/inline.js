@@ -2,13 +2,15 @@
 // that the end of an emphasis or a link takes. The result is DOM nodes; HTML in the text stays text.
 
 import { h } from "./dom.js";
+import { math } from "./math.js";
 
 const DEEPEST = 24; // openers at a time: looking for one costs so much at most
 const LONGEST_URL = 2000;
-const PLAIN = /[^\\`*_~[\]!<h\n]+/y; // none of the characters that `step` looks at
+const PLAIN = /[^\\`*_~[\]!<h\n$]+/y; // none of the characters that `step` looks at
 const LINK = new RegExp(`\\( {0,3}(<[^<>\\n]{0,${LONGEST_URL}}>|[^\\s()]{0,${LONGEST_URL}}(?:\\([^\\s()]{0,200}\\)[^\\s()]{0,200})?)(?: {1,3}"[^"\\n]{0,300}")? {0,3}\\)`, "y");
 const BARE = new RegExp(`https?://[^\\s<>"\`]{1,${LONGEST_URL}}`, "y");
 const ANGLE = new RegExp(`<((?:https?://|mailto:)[^\\s<>]{1,${LONGEST_URL}})>`, "y");
+const FORMULA = /\$\$([^$]{1,4000})\$\$|\$(?![\s$])([^$\n]{0,999}[^$\s\\])\$(?!\d)|\\\(([^]{1,1000}?)\\\)|\\\[([^]{1,4000}?)\\\]/y;
 const BREAK = /<br ?\/?>/iy;
 const PUNCTUATION = /[!-/:-@[-`{-~]/;
 
@@ -142,6 +144,7 @@ class Inline {
     }
     const char = this.text[this.at];
     const next = this.text[this.at + 1] ?? "";
+    if ((char === "$" || (char === "\\" && (next === "(" || next === "["))) && this.formula()) return;
     if (char === "\\" && (PUNCTUATION.test(next) || next === "\n")) {
       this.out.push(next === "\n" ? h("br") : next);
       this.at += 2;
@@ -155,6 +158,17 @@ class Inline {
       this.at += 2;
     } else if (char === "]") this.endLink();
     else this.address(char);
+  }
+
+  /** A formula in TeX's marks; false where there is none, or none that is understood. */
+  formula() {
+    const found = this.match(FORMULA);
+    if (!found) return false;
+    const text = found.slice(1).find((part) => part !== undefined);
+    const element = math(text, found[1] !== undefined || found[4] !== undefined);
+    this.out.push(element ?? h("code", { class: "tex" }, found[0]));
+    this.at += found[0].length;
+    return true;
   }
 
   address(char) {

@@ -4,20 +4,23 @@
 import { button, copyButton, download, fill, h } from "./dom.js";
 import { ending, highlight } from "./highlight.js";
 import { inline } from "./inline.js";
+import { math } from "./math.js";
 
 const DEEPEST = 8;
+const MAX_FORMULA_LINES = 100;
 // No expression has two ways to match the same text: a hostile line costs time linear in its length.
 const FENCE = /^ {0,3}(`{3,}(?!`)|~{3,}(?!~))([^`]*)$/;
 const HEADING = /^ {0,3}(#{1,6})(?: |$)/;
 const RULE = /^ {0,3}(?:(?:\*\s*){3,}|(?:-\s*){3,}|(?:_\s*){3,})$/;
 const QUOTE = /^ {0,3}> ?/;
 const ITEM = /^( {0,3})([-*+]|\d{1,9}[.)])( +|$)/;
+const FORMULA = /^ {0,3}(\$\$|\\\[)/;
 const ROW = /\|/;
 const DIVIDER = /^ {0,3}\|?\s*:?-+:?\s*(\|\s*:?-+:?\s*)*\|?\s*$/;
 
 const blank = (line) => line.trim() === "";
 const indent = (line) => line.length - line.trimStart().length;
-const starts = (line) => FENCE.test(line) || HEADING.test(line) || RULE.test(line) || QUOTE.test(line) || ITEM.test(line);
+const starts = (line) => FENCE.test(line) || HEADING.test(line) || RULE.test(line) || QUOTE.test(line) || ITEM.test(line) || FORMULA.test(line);
 
 /** Cuts lines into blocks: `{kind, lines, …}`; deeper than DEEPEST everything is a paragraph. */
 function cut(lines, depth) {
@@ -52,6 +55,7 @@ function special(lines, at, depth) {
   if ((found = HEADING.exec(line))) {
     return { kind: "heading", level: found[1].length, text: line.slice(found[0].length).trim().replace(/(^| )#+$/, ""), end: at + 1 };
   }
+  if ((found = FORMULA.exec(line))) return formula(lines, at, found);
   if (RULE.test(line)) return { kind: "rule", end: at + 1 };
   if (QUOTE.test(line)) {
     let end = at + 1;
@@ -76,6 +80,20 @@ function fence(lines, at, found) {
   const margin = indent(lines[at]);
   const code = lines.slice(at + 1, end).map((line) => line.slice(Math.min(margin, indent(line))));
   return { kind: "code", language: found[2].trim().split(/\s/)[0], text: code.join("\n"), end: Math.min(end + 1, lines.length) };
+}
+
+/** A formula of its own, to the line that ends with its mark; null where there is no such line, or more text after it. */
+function formula(lines, at, [begin, mark]) {
+  const close = mark === "$$" ? "$$" : "\\]";
+  for (let end = at; end < Math.min(lines.length, at + MAX_FORMULA_LINES) && !(blank(lines[end]) && mark === "$$"); end += 1) {
+    const line = end === at ? lines[at].slice(begin.length) : lines[end];
+    const stop = line.indexOf(close);
+    if (stop < 0) continue;
+    if (!blank(line.slice(stop + close.length))) return null;
+    const inner = end === at ? [line.slice(0, stop)] : [lines[at].slice(begin.length), ...lines.slice(at + 1, end), line.slice(0, stop)];
+    return { kind: "formula", text: inner.join("\n"), end: end + 1 };
+  }
+  return null;
 }
 
 function list(lines, at, depth) {
@@ -160,6 +178,7 @@ function node(block) {
     case "rule": return h("hr");
     case "quote": return h("blockquote", {}, block.inner.map(node));
     case "code": return codeBlock(block);
+    case "formula": return math(block.text, true) ?? h("pre", { class: "tex", tabindex: "0", role: "region", "aria-label": "Formula, as written" }, block.raw);
     case "table": return tableBlock(block);
     case "list": return h(block.start === null ? "ul" : "ol", { start: block.start }, block.items.map((blocks) => item(blocks, block.loose)));
     default: return h("p", {}, inline(block.text));

@@ -1,6 +1,7 @@
 // One message of a conversation, with what can be done with it.
 
 import { facts, seconds } from "./answer.js";
+import { fileList } from "./attachments.js";
 import * as branches from "./branches.js";
 import { announce, autosize, button, copyButton, dialog, download, h, icon } from "./dom.js";
 import { Growing, markdown } from "./markdown.js";
@@ -126,7 +127,7 @@ function edit(place, tools, { label, hint, text, ways, enter }) {
 
 /** A message of the user; `onEdit(text)` sends it anew, `onVersion(at)` shows another version. */
 export function userMessage(message, { onEdit, onVersion }) {
-  const place = h("div", { class: "place" }, h("div", { class: "bubble" }, message.content));
+  const place = h("div", { class: "place" }, h("div", { class: "bubble" }, message.content, message.files && fileList(message.files)));
   const label = "Edit the message";
   const hint = "What follows this message is answered anew. The message as it was stays as another version.";
   const tools = h("div", { class: "tools" },

@@ -1,5 +1,6 @@
 // Which conversations have all words of a search in their names and messages, whatever the case and the accents.
 
+import { withFiles } from "./attachments.js";
 import { everything } from "./branches.js";
 import * as store from "./store.js";
 
@@ -15,7 +16,7 @@ async function texts() {
   if (listed.some(({ id, updated }) => known.get(id)?.updated !== updated)) {
     known.clear();
     for (const { id, title, updated, messages } of await store.all()) {
-      const said = everything(messages).map(({ content }) => content);
+      const said = everything(messages).map(withFiles);
       known.set(id, { updated, said, folded: [title, ...said].map(fold) });
     }
   }

@@ -1,5 +1,6 @@
 // Conversations as files: JSON that has all of them, and Markdown for people. Both can be read again.
 
+import { withFiles } from "./attachments.js";
 import { NONE } from "./sampling.js";
 import { newId } from "./store.js";
 
@@ -20,7 +21,7 @@ export function toMarkdown({ title, system, messages }) {
   return [
     `# ${title.replace(/\s+/g, " ")}\n`,
     ...(system.trim() ? [part("system", "System prompt", system)] : []),
-    ...messages.map(({ role, content, stats }) => part(role, role === "user" ? "You" : (stats?.model ?? "Answer"), content)),
+    ...messages.map((message) => part(message.role, message.role === "user" ? "You" : (message.stats?.model ?? "Answer"), withFiles(message))),
   ].join("\n");
 }
 
@@ -43,6 +44,11 @@ function facts(stats, where) {
   return { ...Object.fromEntries(read), ...(isObject(stats.receipt) && { receipt: stats.receipt }) };
 }
 
+function readFiles(files, where) {
+  check(Array.isArray(files) && files.every((file) => isObject(file) && typeof file.name === "string" && typeof file.text === "string"), where, "has files without name or text");
+  return files.map(({ name, text, tokens }) => ({ name, text, ...(Number.isFinite(tokens) && { tokens }) }));
+}
+
 function readVersions(versions, where, depth) {
   check(isObject(versions) && Array.isArray(versions.tails) && versions.tails.length > 1, where, "has no list of versions");
   check(depth < DEEPEST, where, `has versions within versions, more than ${DEEPEST} deep`);
@@ -57,12 +63,13 @@ function readMessages(messages, where, depth = 0) {
   return messages.map((message, nth) => {
     const place = `${where}, message ${nth + 1}`;
     check(isObject(message), place, "is not an object");
-    const { role, content, thought, stats, cut, versions } = message;
+    const { role, content, thought, files, stats, cut, versions } = message;
     check(role === "user" || role === "assistant", place, "is neither of the user nor of the assistant");
     check(typeof content === "string", place, "has no text");
     const read = { role, content };
     if (typeof thought === "string" && thought) read.thought = thought;
     if (role === "assistant") Object.assign(read, { stats: facts(stats ?? {}, place), cut: cut === true });
+    if (files !== undefined) read.files = readFiles(files, place);
     if (versions !== undefined) read.versions = readVersions(versions, place, depth);
     return read;
   });
