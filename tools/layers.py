@@ -124,7 +124,21 @@ CORE = House(
 )
 SERVER = House(
     "bitnet.server",
-    ("request", "forms", "chat", "batch", "models", "generation", "api", "http", "ray", "bench", "commands", ""),
+    (
+        "request",
+        "forms",
+        "chat",
+        "batch",
+        "models",
+        "generation",
+        "isolated",
+        "api",
+        "http",
+        "ray",
+        "bench",
+        "commands",
+        "",
+    ),
 )
 HOUSES = (CORE, SERVER)
 

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from bitnet.core.engine.options import OptionArguments
 
 F = TypeVar("F", bound=Callable[..., Any])
+T = TypeVar("T")
 
 
 def _complete_device(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
@@ -312,13 +313,19 @@ def load(params: dict[str, Any], *, context_name: str = "--context", **more: Any
     Args:
         context_name: What errors call the context of a command without ``--context``.
     """
+    from bitnet.core.loading import load_model
+
+    return load_by(load_model, params, context_name=context_name, **more)
+
+
+def load_by(loader: Callable[..., T], params: dict[str, Any], *, context_name: str = "--context", **more: Any) -> T:
+    """As :func:`load`, by a loader with the arguments of :func:`~bitnet.core.load_model`."""
     from bitnet.core.cli.console import compile_progress, note
     from bitnet.core.hub import local_path
-    from bitnet.core.loading import load_model
 
     path = None if params["model"] is None else local_path(params["model"], tell=note)
     with compile_progress(), _option_names(context=context_name):
-        return load_model(path, **{name: params[name] for name in LOAD_OPTIONS if name in params} | more)
+        return loader(path, **{name: params[name] for name in LOAD_OPTIONS if name in params} | more)
 
 
 def sampling(params: dict[str, Any], **more: Any) -> OptionArguments:

@@ -107,3 +107,6 @@ models_option = click.option(
     type=FileName(),
     help="Folder of models, which are loaded on demand, as are those in the hub's cache.  [default: none]",
 )
+isolate_option = click.option(
+    "--isolate", is_flag=True, help="Run each model in a process of its own, so that a crash takes one model."
+)

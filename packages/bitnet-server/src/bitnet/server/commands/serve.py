@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import stat
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -12,12 +12,13 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from bitnet.core.cli.console import read_text
-from bitnet.core.cli.options import LOAD_OPTIONS, FileName, context_option, load
+from bitnet.core.cli.options import LOAD_OPTIONS, FileName, context_option, load_by
 from bitnet.core.errors import BitNetError, InvalidInputError
 from bitnet.server.commands.options import (
     Finite,
     Grouped,
     cluster_only,
+    isolate_option,
     model_aliases,
     models_option,
     not_empty,
@@ -29,6 +30,7 @@ from bitnet.server.commands.options import (
 if TYPE_CHECKING:
     from bitnet.core import Model
     from bitnet.server.http.listening import Listen
+    from bitnet.server.isolated.backend import Isolated
     from bitnet.server.models.catalog import Catalog
     from bitnet.server.models.presets import ModelSettings
     from bitnet.server.models.service import Source
@@ -38,6 +40,7 @@ if TYPE_CHECKING:
 @click.command(cls=Grouped)
 @several_models
 @models_option
+@isolate_option
 @context_option
 @click.option(
     "--alias",
@@ -255,8 +258,8 @@ def serve(**params: Any) -> None:
 def _serve_on_ray(params: dict[str, Any], settings: Settings, listen: Listen) -> None:
     from importlib.util import find_spec
 
-    for name in ("uds", "max_memory", "models"):
-        if params[name] is not None:
+    for name in ("uds", "max_memory", "models", "isolate"):
+        if params[name]:
             raise click.UsageError(f"--{name.replace('_', '-')} and --ray exclude each other.")
     if listen.port == 0:
         raise click.UsageError("--port 0 and --ray exclude each other: every node listens on the same port.")
@@ -324,12 +327,18 @@ def _sources(params: dict[str, Any]) -> list[Source]:
     paths = [path for _, path in named]
     for path in paths[1:]:  # these models are loaded on demand, but a broken file is an error now
         GGUFFile(path)
-    loads = [partial(load, {**params, "model": path}, **_bounds(params)) for path in paths]
+    loads = [partial(_load, {**params, "model": path}, params["isolate"]) for path in paths]
     return [Source(*found, load) for found, load in zip(named, loads, strict=True)]
 
 
-def _bounds(params: dict[str, Any]) -> dict[str, Any]:
-    return {"max_seqs": params["parallel"], **{name: params[name] for name in ("max_queue", "max_queue_tokens")}}
+def _load(params: dict[str, Any], isolated: bool) -> Model | Isolated:
+    """Load a model, in a process of its own if asked."""
+    from bitnet.core.loading import load_model
+    from bitnet.server.isolated.backend import load_isolated
+
+    bounds = {"max_seqs": params["parallel"], **{name: params[name] for name in ("max_queue", "max_queue_tokens")}}
+    loader: Callable[..., Model | Isolated] = load_isolated if isolated else load_model
+    return load_by(loader, params, **bounds)
 
 
 def _catalog(params: dict[str, Any]) -> Catalog | None:
@@ -339,9 +348,9 @@ def _catalog(params: dict[str, Any]) -> Catalog | None:
     if params["models"] is None:
         return None
 
-    def loaded(path: Path, settings: ModelSettings) -> Model:
+    def loaded(path: Path, settings: ModelSettings) -> Model | Isolated:
         own = {name: value for name in ("context", "device") if (value := getattr(settings, name)) is not None}
-        return load({**params, **own, "model": path}, **_bounds(params))
+        return _load({**params, **own, "model": path}, params["isolate"] or settings.isolate)
 
     return Catalog(params["models"], loaded)
 

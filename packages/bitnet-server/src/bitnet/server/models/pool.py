@@ -84,11 +84,11 @@ class Pool:
         return next((one.failure for one in self.models if one.failure is not None), None)
 
     def look_at_files(self) -> None:
-        """Take models out of service whose files have changed since they were loaded."""
+        """Take models out of service whose files have changed since they were loaded, or whose processes have ended."""
         for service in self.services():
             try:
                 service.model.check_file()
-            except ModelFileError as error:
+            except (DeviceError, ModelFileError) as error:
                 self.note_failure(service, error)
 
     async def find(self, name: str | None, field: str = "model", *, exact: bool = False) -> Named:

@@ -30,7 +30,7 @@ SAMPLING = (
     *("seed", "stop", "max_tokens"),
 )
 """Options of a generation that a preset may set."""
-KEYS = ("aliases", "context", "device", "system", "template", "sampling")
+KEYS = ("aliases", "context", "device", "isolate", "system", "template", "sampling")
 """What a table of the file may have."""
 
 
@@ -67,11 +67,13 @@ class ModelSettings:
     Attributes:
         context: Maximum tokens of prompt and answer; None: as for all models.
         device: Device that computes; None: as for all models.
+        isolate: Whether the model runs in a process of its own, whatever the others do.
     """
 
     aliases: tuple[str, ...] = ()
     context: int | None = None
     device: str | None = None
+    isolate: bool = False
     preset: Preset = NO_PRESET
 
 
@@ -116,6 +118,7 @@ def _settings(table: Fields, folder: Path) -> ModelSettings:
         aliases=table.strings("aliases", MAX_ALIASES),
         context=table.integer("context", 1),
         device=device,
+        isolate=table.flag("isolate"),
         preset=read_preset(Fields({**table.values, "template": source}, table.name("")[:-1])),
     )
 

@@ -6,6 +6,7 @@ import asyncio
 import logging
 import time
 from collections.abc import AsyncIterator, Mapping
+from contextlib import aclosing
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -14,13 +15,12 @@ from ray import serve
 
 from bitnet.core import Model, load_model
 from bitnet.core.hub import local_path
-from bitnet.core.text.prompt import ChatTokens
-from bitnet.server.generation.job import batches
+from bitnet.server.generation.work import Computation, Part
 from bitnet.server.models.backend import InProcess
 from bitnet.server.ray.index import PERIOD_SECONDS
 from bitnet.server.ray.logs import share_log
 from bitnet.server.ray.summary import Summary, short_hashes
-from bitnet.server.ray.work import Facts, Part, State, Work
+from bitnet.server.ray.work import Facts, State, Work
 from bitnet.server.request.errors import RequestError, as_request_error
 
 if TYPE_CHECKING:
@@ -88,42 +88,18 @@ class Engine:
 
         An error is the last item: it is a value, as exceptions change on their way through Ray.
         """
-        restriction, requests = None, []
+        computation = Computation(self._backend, work, {"node": self._node, "id": self._replica})
         try:
-            if work.form is not None or work.rules is not None:
-                restriction = await self._backend.restrict(work.form, work.rules, asyncio.to_thread)
-            prompts = [ChatTokens(*prompt) for prompt in zip(work.prompts, work.thinking, strict=True)]
-            options = work.options
-            requests = [
-                *await asyncio.to_thread(
-                    lambda: self._backend.submit(prompts, options, n=work.n, restriction=restriction)
-                )
-            ]
-            async for batch in batches(requests):
-                self._model.check_file()
-                self._answered = time.monotonic()
-                parts = [Part(index, chunk) for index, chunk in batch]
-                for i, part in enumerate(parts):
-                    if part.chunk.finish_reason is not None:
-                        parts[i] = await self._ended(work, part, requests[part.index])
-                yield parts
+            async with aclosing(computation.parts()) as computed:
+                async for parts in computed:
+                    self._answered = time.monotonic()
+                    if parts:
+                        yield parts
         except Exception as error:
             told = as_request_error(error)
             if told.status == 500:
                 log.exception("a generation failed", exc_info=error)
             yield told
-        finally:
-            for request in requests:
-                request.cancel()
-            if restriction is not None:
-                restriction.close()
-
-    async def _ended(self, work: Work, part: Part, request: Any) -> Part:
-        receipt = None
-        if work.receipt and part.chunk.finish_reason not in ("cancelled", "failed"):
-            replica = {"node": self._node, "id": self._replica}
-            receipt = await asyncio.to_thread(lambda: self._backend.receipt(request, replica))
-        return Part(part.index, part.chunk, request.completion, receipt)
 
     async def check_health(self) -> None:
         """Compute one token, unless a request had one computed lately.

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from array import array
 from collections.abc import AsyncIterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -19,9 +17,10 @@ from bitnet.core.model.file import open_model
 from bitnet.core.model.file_backed import FileBacked
 from bitnet.server.forms.structured import Form
 from bitnet.server.forms.token_rules import TokenRules
+from bitnet.server.generation.work import Carried, Part, carried, work_arguments
 from bitnet.server.models.backend import InThread
 from bitnet.server.ray.summary import short_hashes
-from bitnet.server.ray.work import Facts, Part, State, Work
+from bitnet.server.ray.work import Facts, State, Work
 from bitnet.server.request.errors import RequestError
 
 if TYPE_CHECKING:
@@ -76,17 +75,6 @@ class RemoteModel(FileBacked):
         """Nothing is held that must be freed."""
 
 
-@dataclass(frozen=True, slots=True)
-class Carried:
-    """A form and token rules that a replica will apply."""
-
-    form: Form | None
-    rules: TokenRules | None
-
-    def close(self) -> None:
-        """The replica frees what it made of them."""
-
-
 class Replicas:
     """The back end whose generations are computed by replicas.
 
@@ -98,9 +86,7 @@ class Replicas:
         self.model, self._handle = model, handle
 
     async def restrict(self, form: Form | None, rules: TokenRules | None, in_thread: InThread) -> Carried:
-        if form is not None and form[0] == "tools":  # its source is a function
-            form = ("lark", await in_thread(form[1]), form[2])
-        return Carried(form, rules)
+        return await carried(form, rules, in_thread)
 
     def submit(
         self,
@@ -114,13 +100,7 @@ class Replicas:
     ) -> Sequence[RemoteGeneration]:
         size = self.model.facts.block_size
         work = Work(
-            tuple(array("i", prompt) for prompt in prompts),
-            tuple(getattr(prompt, "thinking", None) for prompt in prompts),
-            options,
-            n,
-            None if restriction is None else restriction.form,
-            None if restriction is None else restriction.rules,
-            receipt,
+            **work_arguments(prompts, options, n, restriction, receipt),
             blocks=tuple(short_hashes(prefix_digests(prompts[0], size))) if prompts else (),
             block_size=size,
         )
