@@ -24,7 +24,7 @@ import numpy.typing as npt
 import random_qwen35
 from bitnet.core.gguf import GGMLType, MetadataValue, TensorSource, write_gguf
 from bitnet.core.gguf.ternary import i2s_tail
-from random_blocks import CHUNK, FOUR, random_blocks
+from random_blocks import CHUNK, DIGITS, FOUR, random_blocks
 from random_parts import normal, vocabulary
 from random_shapes import PRESETS, HybridShape, Shape
 from running import positive, run_tool
@@ -37,10 +37,8 @@ CHAT_TEMPLATE = (
 
 
 Q2_0 = {64: GGMLType.Q2_0, 128: GGMLType.Q2_0_G128}
-ENCODINGS = {
-    dtype.name.lower(): dtype
-    for dtype in (GGMLType.Q2_0, GGMLType.Q2_0_G128, GGMLType.PQ2_0, GGMLType.PTQ1_0, GGMLType.TQ1_0, GGMLType.TQ2_0)
-}
+_TYPES = (GGMLType.PQ2_0, GGMLType.Q1_0, GGMLType.TQ2_0, *Q2_0.values(), *DIGITS)
+ENCODINGS = {dtype.name.lower(): dtype for dtype in _TYPES}
 
 
 def make_model(

@@ -37,6 +37,8 @@ def random_blocks(rng: np.random.Generator, n: int, k: int, dtype: GGMLType) -> 
 
 def _codes(rng: np.random.Generator, count: int, size: int, dtype: GGMLType) -> npt.NDArray[np.uint8]:
     """The bytes of ``count`` blocks that hold their codes."""
+    if dtype is GGMLType.Q1_0:
+        return rng.integers(0, 256, (count, size), dtype=np.uint8)
     if dtype in TWO_BITS:
         return FOUR[rng.integers(0, len(FOUR), (count, size), dtype=np.uint8)]
     stages = [

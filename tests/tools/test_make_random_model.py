@@ -92,7 +92,7 @@ def test_the_bonsai_27b_preset_is_the_published_files() -> None:
     assert len(metadata_of_qwen35(shape, 0)["prism.hadamard.weight_names"]) == 401  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize("encoding", ["pq2_0", "ptq1_0", "tq1_0", "tq2_0", "q2_0", "q2_0_g128"])
+@pytest.mark.parametrize("encoding", ["pq2_0", "ptq1_0", "tq1_0", "tq2_0", "q2_0", "q2_0_g128", "q1_0"])
 def test_a_small_bonsai_27b_opens(tmp_path: Path, encoding: str) -> None:
     shape = PRESETS["bonsai-27b-small"]
     assert isinstance(shape, HybridShape)

@@ -23,7 +23,7 @@ from bitnet.core.model.recode import divided
 from bombs.base import GGUF, Shape
 
 SHAPE = Shape(hidden=256, ffn=512, heads=2, head_dim=128)
-BLOCK_NAMES = [name for name in TYPES if name != "i2_s"]
+BLOCK_NAMES = [name for name in TYPES if name not in ("i2_s", "q1_0")]
 
 
 class Model:
@@ -88,6 +88,27 @@ def test_scales_of_groups(model: Model, source: str, target: str) -> None:
         np.testing.assert_array_equal(numbers(made, name), model.values(name))
 
 
+@pytest.mark.parametrize("other", [name for name in BLOCK_NAMES if name != "stq1_0"])
+def test_weights_without_zeros(model: Model, other: str) -> None:
+    """Q1_0 holds 1 and -1 alone: it becomes any other encoding, and that becomes Q1_0 again."""
+    for name, codes in model.codes.items():
+        codes[codes == 1] = 2
+        model.scales[name][:] = np.abs(model.scales[name])
+    source = model.write(GGMLType.Q1_0)
+    expected = {name: model.values(name) for name in model.codes}
+    made = converted(source, dtype=other)
+    back = source.with_name("back.gguf")
+    convert_model(made.path, back, dtype="q1_0")
+    for file in (made, open_model(back)):
+        for name, values in expected.items():
+            np.testing.assert_array_equal(numbers(file, name), values)
+
+
+def test_zeros_do_not_become_q1_0(model: Model) -> None:
+    with pytest.raises(ModelFileError, match="Q1_0 has no zeros"):
+        converted(model.write(GGMLType.TQ2_0), dtype="q1_0")
+
+
 @pytest.mark.parametrize("target", ["tq1_0", "tq2_0"])
 @pytest.mark.parametrize("source", BLOCK_NAMES)
 def test_the_gguf_package_reads_the_same(model: Model, source: str, target: str) -> None:
@@ -111,7 +132,7 @@ def test_metadata_keep_their_types(model: Model) -> None:
             assert after.fields[key].contents() == field.contents(), key
 
 
-@pytest.mark.parametrize("target", TYPES)
+@pytest.mark.parametrize("target", ["i2_s", *BLOCK_NAMES])
 def test_one_scale(model: Model, target: str) -> None:
     """The blocks hold an f32 scale as nearly as f16 can, and a factor beside them makes it exact."""
     scales = {}

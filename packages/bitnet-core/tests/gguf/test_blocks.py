@@ -1,9 +1,9 @@
 """Ternary block formats against the projects that write them, and on random weights against their definitions.
 
 ``ternary_blocks.npz`` holds 1,024 random weights of each type, the bytes that another project's code made of them, and
-the numbers that its reader gives back. Q2_0, TQ1_0 and TQ2_0: llama.cpp's ``ggml-quants.c`` as llama-cpp-python 0.3.36
-brings it. PQ2_0 and PTQ1_0: the reference loops of PrismML's fork (``quantize_row_*_ref``). STQ1_0: random bytes, read
-by the loop and the code book of llama.cpp's pull request 22836.
+the numbers that its reader gives back. Q2_0, Q1_0, TQ1_0 and TQ2_0: llama.cpp's ``ggml-quants.c`` as llama-cpp-python
+0.3.36 brings it. PQ2_0 and PTQ1_0: the reference loops of PrismML's fork (``quantize_row_*_ref``). STQ1_0: random
+bytes, read by the loop and the code book of llama.cpp's pull request 22836.
 """
 
 from __future__ import annotations
@@ -31,6 +31,8 @@ def drawn(dtype: GGMLType, blocks: int, rng: np.random.Generator) -> tuple[np.nd
         fours = rng.choice(np.array([0, 2], np.uint8), (blocks, 4, 16, 4))
         np.put_along_axis(fours, rng.integers(0, 4, (blocks, 4, 16, 1)), 1, axis=3)
         codes = fours.swapaxes(2, 3).reshape(blocks, 256)
+    if dtype is GGMLType.Q1_0:
+        codes = rng.choice(np.array([0, 2], np.uint8), codes.shape)
     return codes, rng.uniform(-2, 2, blocks).astype(np.float16)
 
 
@@ -82,6 +84,18 @@ def test_threes_are_found(dtype: GGMLType) -> None:
     assert holds_threes(dtype, encode_blocks(dtype, codes, scales).reshape(-1))
 
 
+def test_weights_that_q1_0_cannot_hold() -> None:
+    """A zero beside others; a block of zeros has the scale 0."""
+    codes, scales = drawn(GGMLType.Q1_0, 20, np.random.default_rng())
+    codes[3] = 1
+    values = np.empty(codes.shape, np.float32)
+    decode(GGMLType.Q1_0, encode_blocks(GGMLType.Q1_0, codes, scales).reshape(-1), values)
+    np.testing.assert_array_equal(values, (codes.view(np.int8) - 1) * scales[:, None].astype(np.float32))
+    codes[7, 65] = 1
+    with pytest.raises(ValueError, match="has no zeros"):
+        encode_blocks(GGMLType.Q1_0, codes, scales)
+
+
 def test_weights_that_stq1_0_cannot_hold() -> None:
     codes, scales = drawn(GGMLType.STQ1_0, 20, np.random.default_rng())
     codes[7, 65::16][:4] = 1
@@ -111,7 +125,7 @@ def test_halves_are_rounded_floats(dtype: GGMLType) -> None:
     """In every bit: of negative scales, too, of zero, of the least half, and of a weight of 2."""
     rng = np.random.default_rng()
     codes, scales = drawn(dtype, 6, rng)
-    if dtype is not GGMLType.STQ1_0:
+    if dtype not in (GGMLType.STQ1_0, GGMLType.Q1_0):
         scales[:3] = 0, -0.0, 2**-24
     shape = codes.shape
     for last in (None, 3) if dtype in TWO_BITS else (None,):

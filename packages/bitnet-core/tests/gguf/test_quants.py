@@ -58,6 +58,6 @@ def test_decoding_goes_on_over_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_block_sizes_are_those_of_the_gguf_package() -> None:
     known = BLOCKS.keys() & {int(t) for t in gguf.GGMLQuantizationType}
-    assert {t.name for t in BLOCKS.keys() - known} == {"Q2_0", "Q2_0_G128", "STQ1_0", "PQ2_0", "PTQ1_0"}  # gguf 0.19
+    assert {t.name for t in BLOCKS.keys() - known} == {"Q2_0", "Q2_0_G128", "STQ1_0", "PQ2_0", "PTQ1_0"}
     assert {t: gguf.GGML_QUANT_SIZES[gguf.GGMLQuantizationType(t)] for t in known} == {t: BLOCKS[t] for t in known}
     assert tensor_bytes(GGMLType.I2_S, (256, 128)) == 256 * 32 + 32

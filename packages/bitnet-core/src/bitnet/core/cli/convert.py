@@ -11,7 +11,7 @@ from bitnet.core.cli.options import FileName, ModelName, i2s_layout_option, verb
 from bitnet.core.errors import InvalidInputError
 from bitnet.core.support.units import size
 
-TYPES = ("i2_s", "tq1_0", "tq2_0", "q2_0", "q2_0_g128", "pq2_0", "ptq1_0", "stq1_0")
+TYPES = ("i2_s", "tq1_0", "tq2_0", "q2_0", "q2_0_g128", "pq2_0", "ptq1_0", "stq1_0", "q1_0")
 
 
 @click.command()

@@ -1,6 +1,6 @@
 """Ternary block formats: each block holds codes (weight + 1) and an f16 scale, the value of a weight of +1.
 
-Layouts and their sources are in ``docs/formats.md``: TQ1_0, TQ2_0 and Q2_0 are llama.cpp's (``ggml-common.h``,
+Layouts and their sources are in ``docs/formats.md``: TQ1_0, TQ2_0, Q2_0 and Q1_0 are llama.cpp's (``ggml-common.h``,
 ``ggml-quants.c``), Q2_0 in groups of 128, PQ2_0 and PTQ1_0 are those of PrismML's fork, STQ1_0 is Tencent's
 (pull request 22836 of llama.cpp).
 """
@@ -101,10 +101,10 @@ def encode_blocks(dtype: GGMLType, codes: Bytes, scales: npt.NDArray[np.float16]
     Raises:
         ValueError: The type cannot hold these codes; the message says why.
     """
-    if dtype is GGMLType.STQ1_0:  # it can express a block of zeros only by a scale of 0
+    if dtype in (GGMLType.STQ1_0, GGMLType.Q1_0):  # they can express a block of zeros only by a scale of 0
         empty = (codes == 1).all(axis=1)
         codes, scales = codes.copy(), np.where(empty, np.float16(0), scales)
-        codes[empty] = _unpack_sparse(np.zeros((1, 40), np.uint8))
+        codes[empty] = FORMATS[dtype].unpack(np.zeros((1, BLOCKS[dtype][1] - 2), np.uint8))
     parts = [scales.astype("<f2").reshape(-1, 1).view(np.uint8), FORMATS[dtype].pack(codes)]
     return np.concatenate(parts if FORMATS[dtype].scale_at == 0 else parts[::-1], axis=1)
 
@@ -235,6 +235,18 @@ def _pack_sparse(codes: Bytes) -> Bytes:
     return np.concatenate([halves[..., 0] | halves[..., 1] << 4, signs], axis=1)
 
 
+def _unpack_signs(packed: Bytes) -> Bytes:
+    """128 weights of 1 or -1, one a bit, the first in a byte's lowest bit."""
+    codes: Bytes = np.unpackbits(packed, axis=1, bitorder="little") * np.uint8(2)
+    return codes
+
+
+def _pack_signs(codes: Bytes) -> Bytes:
+    if (codes == 1).any():
+        raise ValueError("Q1_0 has no zeros: its weights are 1 and -1")
+    return np.packbits(codes >> np.uint8(1), axis=1, bitorder="little")
+
+
 _NEIGHBOURS = BlockFormat(0, _unpack_neighbours, _pack_neighbours, _repack_neighbours)
 FORMATS: Mapping[GGMLType, BlockFormat] = {
     GGMLType.TQ1_0: BlockFormat(52, partial(_unpack_digits, TQ1_DIGITS), partial(_pack_digits, TQ1_DIGITS)),
@@ -244,6 +256,7 @@ FORMATS: Mapping[GGMLType, BlockFormat] = {
     GGMLType.PQ2_0: _NEIGHBOURS,
     GGMLType.PTQ1_0: BlockFormat(26, partial(_unpack_digits, PTQ1_DIGITS), partial(_pack_digits, PTQ1_DIGITS)),
     GGMLType.STQ1_0: BlockFormat(40, _unpack_sparse, _pack_sparse),
+    GGMLType.Q1_0: BlockFormat(0, _unpack_signs, _pack_signs),
 }
 """Every type with a scale in each block."""
 TWO_BITS = frozenset(t for t, form in FORMATS.items() if form.unpack in (_unpack_neighbours, _unpack_quarters))

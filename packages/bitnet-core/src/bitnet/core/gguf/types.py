@@ -58,6 +58,7 @@ class GGMLType(IntEnum):
     I2_S = 36
     TL1 = 38
     TL2 = 39
+    Q1_0 = 41
     Q2_0 = 42
     Q2_0_G128 = -42  # also 42 in files: only the sizes of the tensors tell the two apart
     STQ1_0 = 43  # or 42
@@ -95,6 +96,7 @@ BLOCKS: Mapping[GGMLType, tuple[int, int]] = {
     GGMLType.BF16: (1, 2),
     GGMLType.TQ1_0: (256, 54),
     GGMLType.TQ2_0: (256, 66),
+    GGMLType.Q1_0: (128, 18),
     GGMLType.Q2_0: (64, 18),
     GGMLType.Q2_0_G128: (128, 34),
     GGMLType.STQ1_0: (256, 42),

@@ -25,6 +25,7 @@ REASONS = {
     "pq2_0": "PQ2_0 is ternary with a scale for each group",
     "ptq1_0": "PTQ1_0 is ternary with a scale for each group",
     "stq1_0": "STQ1_0 is ternary with a scale for each group",
+    "q1_0": "Q1_0 has weights of 1 and -1, with a scale for each group",
     "": "its name does not say the encoding",
     "bf16": "its floats are rounded to ternary weights when they are read",
     "f16": "its floats are rounded to ternary weights when they are read",

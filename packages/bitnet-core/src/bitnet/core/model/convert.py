@@ -26,8 +26,16 @@ TYPES: Mapping[str, GGMLType] = {dtype.name.lower(): dtype for dtype in (GGMLTyp
 TABLES = ("token_embd", "output")
 SMALL = (".ssm_alpha", ".ssm_beta")
 """Ends of names of small matrices, which programs take as floats."""
-FILE_TYPES = {GGMLType.I2_S: 40, GGMLType.TQ1_0: 36, GGMLType.TQ2_0: 37, GGMLType.Q2_0: 41, GGMLType.Q2_0_G128: 41}
-"""``general.file_type`` as in the official I2_S file and in llama.cpp (``llama.h``); other types have no number."""
+FILE_TYPES = {
+    GGMLType.I2_S: 40,
+    GGMLType.Q1_0: 40,
+    GGMLType.TQ1_0: 36,
+    GGMLType.TQ2_0: 37,
+    GGMLType.Q2_0: 41,
+    GGMLType.Q2_0_G128: 41,
+}
+"""``general.file_type`` as in the official I2_S file and in llama.cpp (``llama.h``), where Q1_0 has the number of
+Microsoft's I2_S; other types have no number."""
 
 
 def convert_model(

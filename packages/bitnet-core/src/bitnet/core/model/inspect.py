@@ -104,7 +104,7 @@ def _report(file: GGUFFile, info: TensorInfo, layout: I2SLayout) -> TensorReport
     counts = _count(codes) - np.array([0, padding, 0, 0])
     minus, zero, plus, unused = (float(share) for share in counts / counts.sum())
     statistics = CodeStatistics(minus, zero, plus, unused, scale, BLOCKS[info.type][0] if several else None)
-    warnings = [*_odd(statistics)]
+    warnings = [*_odd(statistics, binary=info.type is GGMLType.Q1_0)]
     if info.type is GGMLType.I2_S:
         zeros = _zeros(data, shape, layout)
         warnings += _layout_doubts(data, shape, layout, zeros)
@@ -132,11 +132,11 @@ def _count(packed: npt.NDArray[np.uint8]) -> npt.NDArray[np.int64]:
     return counts
 
 
-def _odd(statistics: CodeStatistics) -> Iterator[str]:
+def _odd(statistics: CodeStatistics, *, binary: bool) -> Iterator[str]:
     s = statistics
     if s.unused:
         yield f"{s.unused:.2%} of its codes are 3, which is unused: it is corrupt, or of another encoding."
-    if not MIN_ZERO <= s.zero <= MAX_ZERO:
+    if not binary and not MIN_ZERO <= s.zero <= MAX_ZERO:
         yield f"{s.zero:.0%} of its weights are zero; trained ones have between {MIN_ZERO:.0%} and {MAX_ZERO:.0%}."
     signed = s.plus + s.minus
     if signed and abs(s.plus - s.minus) > MAX_SKEWED * signed:
