@@ -72,3 +72,29 @@ def test_numbers_that_json_does_not_have(bitnet: Bitnet, random_model: Any, tmp_
 
     document = json.loads(bitnet("inspect", "a.gguf", "--json").out, parse_constant=refuse)
     assert document["metadata"] == {"a": "inf", "b": "-inf", "c": [0.5, "nan"]}
+
+
+def test_memory_before_loading(bitnet: Bitnet, random_model: Any, tmp_path: Path) -> None:
+    """A model with recurrent layers and transforms: weights at two bits, f32 states twice, keys and values as f16."""
+    shape = random_model.PRESETS["bonsai-27b-small"]
+    random_model.make_model(tmp_path / "hybrid.gguf", shape)
+    document = json.loads(bitnet("inspect", "hybrid.gguf", "--json").out)
+    expected = 0
+    for tensor in document["tensors"]:
+        count = int(np.prod(tensor["shape"]))
+        expected += count // 4 + 2 * count // 128 if tensor["type"] == "PQ2_0" else 4 * count
+    assert document["memory"]["weights"] == expected
+    state = 6 * 128 * 128 + 3 * (2 * 2 * 128 + 6 * 128)
+    assert document["memory"]["state"] == 2 * 4 * 3 * state
+    assert document["model"]["hadamard"]["signs"] == [256, 512, 768]
+    text = bitnet("inspect", "hybrid.gguf").out
+    assert "3 recurrent layers (6 value heads of 128 over 2 key heads of 128, convolutions of 4)" in text
+    assert "Hadamard transforms of 256" in text
+    assert "2.45 MB for the states of a sequence" in text
+    assert "context 4096" in text
+
+
+def test_memory_of_other_models(bitnet: Bitnet, model: Path) -> None:
+    memory = json.loads(bitnet("inspect", model, "--json").out)["memory"]
+    assert memory["state"] == 0
+    assert memory["position"] == 2 * (2 * 2 * 2 * 32) + 4 * 32  # k and v of 2 heads in 2 layers as f16, and angles

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import click
 
@@ -18,8 +18,11 @@ from bitnet.core.support.units import size
 if TYPE_CHECKING:
     from bitnet.core.gguf import GGUFFile
     from bitnet.core.model.config import ModelConfig
+    from bitnet.core.model.file import ModelFile
     from bitnet.core.model.inspect import TensorReport
 
+CONTEXTS, SEQUENCES = (4096, 32_768), (1, 8, 64)
+"""Contexts, besides the model's own, and numbers of sequences for which the memory is shown."""
 MAX_WARNINGS = 5
 MAX_ELEMENTS = 16
 """Maximum number of array elements shown; of a longer array, only the first few and the count are shown."""
@@ -34,8 +37,9 @@ def inspect(file: Path | str | None, i2s_layout: str, as_json: bool) -> None:
     """Show a GGUF file's metadata and tensors.
 
     For ternary tensors it shows the shares of -1, 0 and +1, and warns if these suggest a damaged file or another I2_S
-    layout. FILE may be a model on the hub (hf:ORG/NAME); without FILE, the model in this package is shown. The exit
-    status is 4 if bitnet cannot run the model.
+    layout. Before anything is loaded it says what the model needs in memory, by context and number of sequences. FILE
+    may be a model on the hub (hf:ORG/NAME); without FILE, the model in this package is shown. The exit status is 4 if
+    bitnet cannot run the model.
     """
     from bitnet.core.gguf import GGUFFile
     from bitnet.core.hub import local_path
@@ -50,16 +54,17 @@ def inspect(file: Path | str | None, i2s_layout: str, as_json: bool) -> None:
             reports.append(report)
             update(len(reports), len(gguf.tensors))
     config, unfit = None, None
+    memory: Memory | None = None
     try:
         model = ModelFile(gguf, i2s_layout)  # type: ignore[arg-type]
-        config = model.config
+        config, memory = model.config, _memory(model)
         _ = model.tokenizer, model.chat_template
     except BitNetError as error:
         unfit = error
     if as_json:
-        print_json(_document(gguf, config, reports))
+        print_json(_document(gguf, config, memory, reports))
     else:
-        say(*_lines(gguf, config, reports))
+        say(*_lines(gguf, config, memory, reports))
         warnings = [f"{label(report.info.name)}: {warning}" for report in reports for warning in report.warnings]
         for warning in warnings[:MAX_WARNINGS]:
             note(f"bitnet: warning: {warning}")
@@ -69,14 +74,71 @@ def inspect(file: Path | str | None, i2s_layout: str, as_json: bool) -> None:
         raise unfit
 
 
-def _document(gguf: GGUFFile, config: ModelConfig | None, reports: list[TensorReport]) -> dict[str, Any]:
+class Memory(NamedTuple):
+    """Bytes that a model needs on a device.
 
+    Attributes:
+        weights: All weights.
+        position: Each position of a sequence: its keys and values as f16, and its rotary angles.
+        state: The states of recurrent layers of a sequence, twice: those that a step reads and those that it writes.
+    """
+
+    weights: int
+    position: int
+    state: int
+
+    def total(self, sequences: int, context: int) -> int:
+        """Bytes for so many sequences of so many tokens, without the activations of a step."""
+        return self.weights + sequences * (context * self.position + self.state)
+
+
+def _memory(model: ModelFile) -> Memory:
+    from bitnet.core.engine.setup import position_bytes
+    from bitnet.core.hal import TERNARY_TABLES
+    from bitnet.core.model.memory import weight_bytes
+
+    config = model.config
+    state = 0 if config.delta_net is None else 2 * config.delta_net.state_bytes
+    return Memory(weight_bytes(model.weights_for({TERNARY_TABLES})), position_bytes(config, "f16"), state)
+
+
+def _needs(config: ModelConfig, memory: Memory) -> list[str]:
+    """A table of what the model needs at some contexts, for some numbers of sequences."""
+    each = f"{size(memory.position)} for each token of context"
+    each = f"{size(memory.state)} for the states of a sequence, {each}" if memory.state else each
+    contexts = sorted({*(n for n in CONTEXTS if n < config.context_length), config.context_length})
+    lines = [f"memory: {size(memory.weights)} of weights, {each} (f16)"]
+    lines += [f"  {'sequences':<10}" + "".join(f"{f'context {context}':>18}" for context in contexts)]
+    for sequences in SEQUENCES:
+        lines += [f"  {sequences:<10}" + "".join(f"{size(memory.total(sequences, n)):>18}" for n in contexts)]
+    return lines
+
+
+def _shape(config: ModelConfig) -> dict[str, Any]:
+    """The configuration for JSON, without the numbers of its arrays."""
+    shape = {key: value for key, value in asdict(config).items() if key != "rope_freq_factors"}
+    hadamard = config.hadamard
+    if hadamard is not None:
+        shape["hadamard"] = {
+            "block": hadamard.block,
+            "signs": sorted(hadamard.signs),
+            "head": hadamard.head,
+            "embedding": hadamard.embedding,
+            "v_grouped": hadamard.v_grouped,
+        }
+    return shape
+
+
+def _document(
+    gguf: GGUFFile, config: ModelConfig | None, memory: Memory | None, reports: list[TensorReport]
+) -> dict[str, Any]:
     return {
         "path": str(gguf.path),
         "size": gguf.size,
         "version": gguf.version,
         "family": config and _title(config, gguf),
-        "model": config and {k: v for k, v in asdict(config).items() if k != "rope_freq_factors"},
+        "model": config and _shape(config),
+        "memory": memory and memory._asdict(),
         "metadata": {key: _plain(value) for key, value in gguf.metadata.items()},
         "tensors": [
             {
@@ -108,8 +170,7 @@ def _plain(value: Any) -> Any:
     return [_plain(v) for v in values]
 
 
-def _lines(gguf: GGUFFile, config: ModelConfig | None, reports: list[TensorReport]) -> list[str]:
-
+def _lines(gguf: GGUFFile, config: ModelConfig | None, memory: Memory | None, reports: list[TensorReport]) -> list[str]:
     lines = [f"{gguf.path}: {size(gguf.size)}, GGUF version {gguf.version}"]
     if config is not None:
         traits: list[str] = [config.activation]
@@ -118,6 +179,12 @@ def _lines(gguf: GGUFFile, config: ModelConfig | None, reports: list[TensorRepor
         traits += ["LayerNorms without weights"] if config.layer_norms else []
         traits += ["biases of q, k and v"] if config.qkv_biases else []
         traits += ["tied embeddings"] if config.tied_embeddings else []
+        traits += ["output gates"] if config.output_gate else []
+        if (net := config.delta_net) is not None:
+            heads = f"{net.v_heads} value heads of {net.v_dim} over {net.k_heads} key heads of {net.k_dim}"
+            traits += [f"{sum(net.recurrent)} recurrent layers ({heads}, convolutions of {net.taps})"]
+        if config.hadamard is not None:
+            traits += [f"Hadamard transforms of {config.hadamard.block}"]
         lines.append(
             f"{label(config.name)} ({config.architecture}, {_title(config, gguf)}): "
             f"{config.layers} layers, {config.hidden_size} wide, "
@@ -127,6 +194,8 @@ def _lines(gguf: GGUFFile, config: ModelConfig | None, reports: list[TensorRepor
     encodings = Counter(_encoding(report) for report in reports if report.statistics is not None)
     if encodings:
         lines.append("ternary: " + ", ".join(f"{count} {name}" for name, count in encodings.most_common()))
+    if config is not None and memory is not None:
+        lines += _needs(config, memory)
     lines += ["", f"{len(gguf.metadata)} metadata keys"]
     lines += [f"  {label(key):<44} {_short(value)}" for key, value in gguf.metadata.items()]
     lines += ["", f"{len(reports)} tensors {'-1':>53} {'0':>7} {'+1':>7} {'scale':>9}"]
