@@ -135,6 +135,7 @@ SERVER = House(
         "api",
         "http",
         "ray",
+        "data",
         "bench",
         "commands",
         "",

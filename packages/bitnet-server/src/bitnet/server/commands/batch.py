@@ -10,16 +10,15 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from bitnet.core.cli.console import note, progress
-from bitnet.core.cli.options import FileName, context_option, load, model_options
+from bitnet.core.cli.options import LOAD_OPTIONS, FileName, context_option, load, model_options
 from bitnet.core.errors import InvalidInputError
+from bitnet.server.commands.options import check_ray, cluster_options
 
 if TYPE_CHECKING:
-    from bitnet.core import Model
-    from bitnet.server.batch.rows import Answers, Row
-    from bitnet.server.batch.run import Outcome
+    from bitnet.server.batch.rows import Row
 
-AHEAD = 4
-"""Number of requests that wait while others run, so that a place is never empty."""
+Done = Callable[[str, int, dict[str, Any]], None]
+"""Called with a row's id, and status and body of its answer."""
 
 
 @click.command()
@@ -35,21 +34,24 @@ AHEAD = 4
     type=click.IntRange(1, 1024),
     default=16,
     show_default=True,
-    help="Maximum requests that run at the same time.",
+    help="Maximum requests that run at the same time, on each replica.",
 )
+@cluster_options
 def batch(**params: Any) -> None:
     """Answer a file of requests in the format of OpenAI's batches.
 
     \b
     bitnet batch -m model.gguf -i prompts.jsonl -o answers.jsonl
+    bitnet batch -m model.gguf -i prompts.jsonl -o answers.jsonl --ray --address auto --replicas 4
 
     The model is that of -m, whatever the rows name. Answers are written as they come; custom_id says whose each is.
     An error is its row's answer, and the others go on.
     """
-    import asyncio
-
     from bitnet.server.batch.rows import Answers, keep_answered, read_rows
+    from bitnet.server.batch.run import Outcome
 
+    if params["replicas"] == "auto":
+        raise click.UsageError("--replicas auto is for servers; name a number.")
     source, target = params["input"], params["output"]
     rows = read_rows(source)
     answered: set[str] = set()
@@ -62,11 +64,16 @@ def batch(**params: Any) -> None:
         note(f"{len(answered)} of {len(rows)} rows have their answers.")
     if not left:
         return
-    answers, began = Answers(target), time.perf_counter()
+    answers, outcome, began = Answers(target), Outcome(), time.perf_counter()
     try:
-        with load(params, max_seqs=params["parallel"]) as model, progress("Answering") as shown:
-            began = time.perf_counter()
-            outcome = asyncio.run(_answer(model, left, answers, params["parallel"], shown))
+        with progress("Answering") as shown:
+
+            def done(id: str, status: int, body: dict[str, Any]) -> None:
+                answers.add(id, status, body)
+                outcome.count(status, body)
+                shown(outcome.rows, len(left))
+
+            (_on_ray if params["ray"] else _here)(params, left, done)
     except KeyboardInterrupt:
         note(f"Interrupted; the answers so far are in {target}. Go on with --resume.")
         raise
@@ -80,33 +87,30 @@ def batch(**params: Any) -> None:
         note(f"{outcome.refused} of them are errors: their status_code is not 200.")
 
 
-async def _answer(
-    model: Model, rows: Sequence[Row], answers: Answers, parallel: int, shown: Callable[[int, int], None]
-) -> Outcome:
-    """Answer rows with the server's application, in this process. An error is its row's answer."""
-    from bitnet.server.batch.run import Outcome, run_rows
-    from bitnet.server.http.app import App
-    from bitnet.server.models.service import Source
-    from bitnet.server.models.settings import Settings
-    from bitnet.server.models.state import State
+def _here(params: dict[str, Any], rows: Sequence[Row], done: Done) -> None:
+    """Answer rows in this process."""
+    import asyncio
 
-    settings = Settings(max_seqs=parallel, page=False, max_stored=0)
-    state = State([Source((model.path.stem,), model.path, lambda: model, reloads=False)], settings)
-    state.pool.open()
-    app, outcome = App(state), Outcome()
+    from bitnet.server.http.offline import answer_rows, offline
 
-    async def answer(row: Row) -> None:
-        body = {name: value for name, value in row.body.items() if name != "model"}
-        status, found = await app.ask(row.path, body)
-        answers.add(row.id, status, found)
-        outcome.count(status, found)
-        shown(outcome.rows, len(rows))
+    with load(params, max_seqs=params["parallel"]) as model, offline(model, params["parallel"]) as app:
+        asyncio.run(answer_rows(app, rows, done))
 
-    try:
-        await run_rows(rows, answer, state.shared.places + AHEAD)
-    finally:
-        state.close()
-    return outcome
+
+def _on_ray(params: dict[str, Any], rows: Sequence[Row], done: Done) -> None:
+    """Answer rows on a cluster."""
+    import os
+
+    check_ray("data", "ray", "pyarrow", "pandas")
+    os.environ.setdefault("RAY_BACKEND_LOG_LEVEL", "fatal")  # Ray writes warnings about Ray Data on the terminal
+    from bitnet.server.ray.cluster import connected
+
+    options = {name: params[name] for name in LOAD_OPTIONS if name in params} | {"max_seqs": params["parallel"]}
+    with connected(params["address"]):
+        from bitnet.server.data import answer_on_cluster  # Ray has been set up
+
+        wanted = {"replicas": params["replicas"] or 1, "cpus": params["threads"], "gpus": params["gpus_per_replica"]}
+        answer_on_cluster(rows, done, params["model"], options, **wanted)
 
 
 def _remove_empty(file: Path) -> None:

@@ -8,6 +8,7 @@ from typing import Any
 import click
 
 from bitnet.core.cli.options import F, FileName, model_options
+from bitnet.core.errors import BitNetError
 
 GROUPS = {
     "Clients": ("alias", "model_alias", "any_model", "api_key", "api_key_file", "cors", "page", "file_storage"),
@@ -83,6 +84,50 @@ def replicas(ctx: click.Context, param: click.Option, given: str | None) -> Any:
         return click.IntRange(1, 10_000)(given, param, ctx)
     except click.BadParameter:
         raise click.BadParameter(f"{given} is neither auto nor a number from 1 to 10,000.", ctx, param) from None
+
+
+def cluster_options(function: F) -> F:
+    """The options of commands that run on a cluster."""
+    for option in (
+        click.option(
+            "--gpus-per-replica",
+            metavar="F",
+            type=Finite(min=0, max=64),
+            callback=cluster_only,
+            help="GPUs that each replica gets, such as 1 or 0.5.  [default: 1 if the cluster has any]",
+        ),
+        click.option(
+            "--replicas",
+            metavar="N|auto",
+            callback=replicas,
+            help="Replicas of each model; auto: as many as the load needs.  [default: 1]",
+        ),
+        click.option(
+            "--address",
+            metavar="ADDRESS",
+            callback=cluster_only,
+            help="Cluster: auto for this machine's, or HOST:PORT.  [default: a new one on this machine]",
+        ),
+        click.option("--ray", is_flag=True, is_eager=True, help="Run on a Ray cluster."),
+    ):
+        function = option(function)
+    return function
+
+
+def check_ray(*modules: str) -> None:
+    """Check that modules that come with an extra are there.
+
+    Args:
+        modules: The extra, and then its modules.
+
+    Raises:
+        BitNetError: One is missing.
+    """
+    from importlib.util import find_spec
+
+    extra, *needed = modules
+    if not all(find_spec(name) for name in needed):
+        raise BitNetError("--ray needs Ray, which is not installed.", hint=f'pip install "bitnet-server[{extra}]"')
 
 
 def root_path(ctx: click.Context, param: click.Option, given: str) -> str:

@@ -13,16 +13,17 @@ import click
 
 from bitnet.core.cli.console import read_text
 from bitnet.core.cli.options import LOAD_OPTIONS, FileName, context_option, load_by
-from bitnet.core.errors import BitNetError, InvalidInputError
+from bitnet.core.errors import InvalidInputError
 from bitnet.server.commands.options import (
     Finite,
     Grouped,
+    check_ray,
     cluster_only,
+    cluster_options,
     isolate_option,
     model_aliases,
     models_option,
     not_empty,
-    replicas,
     root_path,
     several_models,
 )
@@ -183,26 +184,7 @@ if TYPE_CHECKING:
     show_default=True,
     help="Seconds within which running requests must end after SIGTERM.",
 )
-@click.option("--ray", is_flag=True, is_eager=True, help="Serve on a Ray cluster (needs bitnet-server[ray]).")
-@click.option(
-    "--address",
-    metavar="ADDRESS",
-    callback=cluster_only,
-    help="Cluster: auto for the one this machine belongs to, or HOST:PORT.  [default: a new one on this machine]",
-)
-@click.option(
-    "--replicas",
-    metavar="N|auto",
-    callback=replicas,
-    help="Replicas of each model; auto: as many as the load needs.  [default: 1]",
-)
-@click.option(
-    "--gpus-per-replica",
-    metavar="F",
-    type=Finite(min=0, max=64),
-    callback=cluster_only,
-    help="GPUs that each replica gets, such as 1 or 0.5.  [default: 1 if the cluster has any]",
-)
+@cluster_options
 @click.option(
     "--write-config",
     metavar="FILE",
@@ -256,15 +238,12 @@ def serve(**params: Any) -> None:
 
 
 def _serve_on_ray(params: dict[str, Any], settings: Settings, listen: Listen) -> None:
-    from importlib.util import find_spec
-
     for name in ("uds", "max_memory", "models", "isolate"):
         if params[name]:
             raise click.UsageError(f"--{name.replace('_', '-')} and --ray exclude each other.")
     if listen.port == 0:
         raise click.UsageError("--port 0 and --ray exclude each other: every node listens on the same port.")
-    if find_spec("ray") is None:
-        raise BitNetError("--ray needs Ray, which is not installed.", hint='pip install "bitnet-server[ray]"')
+    check_ray("ray", "ray")
     from bitnet.core.gguf import GGUFFile
     from bitnet.server.ray.deploy import Wanted, serve_on_ray
     from bitnet.server.ray.plan import Plan

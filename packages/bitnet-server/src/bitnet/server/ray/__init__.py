@@ -1,6 +1,7 @@
 """The server on a Ray cluster: its application as Serve's ingress, engines as replicas on the cluster's nodes.
 
-``bitnet serve --ray`` imports this package, nothing else does; ``ray`` comes with ``bitnet-server[ray]``.
+``bitnet serve --ray``, ``bitnet batch --ray`` and :mod:`bitnet.server.data` import this package, nothing else does.
+``ray`` comes with ``bitnet-server[ray]``.
 
 One request: Serve's proxy → :mod:`ingress` (the application: bodies, templates, tokens) → :mod:`router` (which replica)
 → :mod:`engine` (a model on a device) → chunks back the same way.

@@ -10,7 +10,8 @@ from ray import serve
 from ray.serve import Application
 from ray.serve.config import AutoscalingConfig, RequestRouterConfig
 
-from bitnet.server.ray.engine import HEALTH_SECONDS, Engine, EngineSettings
+from bitnet.server.ray.engine import HEALTH_SECONDS, Engine
+from bitnet.server.ray.engine_settings import EngineSettings
 from bitnet.server.ray.index import Index
 from bitnet.server.ray.ingress import Ingress, IngressSettings
 from bitnet.server.ray.plan import Plan

@@ -6,7 +6,7 @@ import logging
 import math
 import re
 import socket
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -88,6 +88,12 @@ def _line(error: BaseException) -> str:
     return str(error).strip().partition("\n")[0].partition(". ")[0].rstrip(".") + "."
 
 
+def last_line(error: BaseException) -> str:
+    """The last line of an error of Ray's that holds a traceback: what was raised first."""
+    lines = [line for line in str(error).splitlines() if re.match(r"[\w.]+(Error|Exception): ", line)]
+    return lines[-1].partition(": ")[2] if lines else _line(error)
+
+
 @dataclass(frozen=True, slots=True)
 class Node:
     """A machine of the cluster and what replicas could have of it.
@@ -118,6 +124,29 @@ def nodes() -> list[Node]:
         for n in ray.nodes()
         if n["Alive"]
     ]
+
+
+def share(found: Sequence[Node], replicas: int | None, cpus: int | None, gpus: float | None) -> tuple[int, float]:
+    """The CPUs and GPUs of a replica.
+
+    Args:
+        replicas: Number of replicas; None: one a node.
+        cpus: What was asked for; None: those of the nodes, shared equally, or one beside a GPU.
+        gpus: What was asked for; None: one if the cluster has any.
+    """
+    if gpus is None:
+        gpus = 1.0 if any(node.gpus >= 1 for node in found) else 0.0
+    if cpus is None:
+        able = [int(node.cpus) for node in found if node.cpus >= 1] or [1]
+        each = math.ceil((replicas or len(able)) / len(able))
+        cpus = 1 if gpus else max(1, min(able) // each)
+    return cpus, gpus
+
+
+def with_threads(options: Mapping[str, Any], cpus: int, gpus: float) -> dict[str, Any]:
+    """Arguments of :func:`~bitnet.core.load_model` for a replica: on CPUs, as many threads as it has of them."""
+    threads = cpus if options.get("threads") is None and not gpus else options.get("threads")
+    return {**options, "threads": threads}
 
 
 def check_room(found: Sequence[Node], replicas: int, cpus: float, gpus: float) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import math
 import re
 import signal
 import threading
@@ -91,16 +90,8 @@ def serve_on_ray(plan: Plan, wanted: Wanted, listen: Listen) -> None:
 
 def _fitted(plan: Plan, wanted: Wanted, found: list[cluster.Node]) -> Plan:
     """The plan with the CPUs and GPUs that a replica gets on this cluster, and as many threads."""
-    gpus = wanted.gpus
-    if gpus is None:
-        gpus = 1.0 if any(node.gpus >= 1 for node in found) else 0.0
-    cpus = wanted.cpus
-    if cpus is None:
-        able = [int(node.cpus) for node in found if node.cpus >= 1] or [1]
-        each = math.ceil((plan.replicas or len(able)) / len(able))
-        cpus = 1 if gpus else max(1, min(able) // each)
-    threads = cpus if plan.options.get("threads") is None and not gpus else plan.options.get("threads")
-    return replace(plan, gpus=gpus, cpus=float(cpus), options={**plan.options, "threads": threads})
+    cpus, gpus = cluster.share(found, plan.replicas, wanted.cpus, wanted.gpus)
+    return replace(plan, gpus=gpus, cpus=float(cpus), options=cluster.with_threads(plan.options, cpus, gpus))
 
 
 def _deploy(plan: Plan, route: str, listen: Listen) -> None:

@@ -5,18 +5,16 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator
 from contextlib import aclosing
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import ray
 from ray import serve
 
-from bitnet.core import Model, load_model
-from bitnet.core.hub import local_path
 from bitnet.server.generation.work import Computation, Part
 from bitnet.server.models.backend import InProcess
+from bitnet.server.ray.engine_settings import EngineSettings
 from bitnet.server.ray.index import PERIOD_SECONDS
 from bitnet.server.ray.logs import share_log
 from bitnet.server.ray.summary import Summary, short_hashes
@@ -30,29 +28,6 @@ log = logging.getLogger("ray.serve")
 
 HEALTH_SECONDS = 10.0
 """Seconds between health checks; a replica that has answered within them need not compute for one."""
-
-
-@dataclass(frozen=True, slots=True)
-class EngineSettings:
-    """How a replica loads its model.
-
-    Attributes:
-        model: A file on its node, ``hf:ORG/NAME``, or None for the demo model.
-        options: Arguments of :func:`~bitnet.core.load_model`.
-    """
-
-    model: str | None
-    options: Mapping[str, Any]
-
-    def load(self) -> Model:
-        """Load it on the device that Ray gave this replica: a GPU, or the CPU if it gave none."""
-        options = dict(self.options)
-        gpus = ray.get_runtime_context().get_accelerator_ids().get("GPU")
-        if options.get("device") in (None, "auto"):
-            options["device"] = "gpu" if gpus else "cpu"
-            options["strict"] = bool(gpus) or options.get("strict")
-        path = None if self.model is None else local_path(self.model, tell=log.info)
-        return load_model(path, **options)
 
 
 class Engine:

@@ -15,7 +15,7 @@ from bitnet.server.http.app import App
 from bitnet.server.models.service import Source
 from bitnet.server.models.settings import Settings
 from bitnet.server.models.state import State
-from bitnet.server.ray.engine import EngineSettings
+from bitnet.server.ray.engine_settings import EngineSettings
 from bitnet.server.ray.index import MIRROR, PERIOD_SECONDS
 from bitnet.server.ray.logs import share_log
 from bitnet.server.ray.remote import RemoteModel, Replicas

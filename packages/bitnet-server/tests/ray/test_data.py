@@ -1,0 +1,220 @@
+"""Ray Data: what an actor makes of a block of rows, and ``bitnet batch --ray`` where processes are killed."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import secrets
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections import Counter
+from collections.abc import Iterator
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner
+
+from bitnet.core import Model, load_model
+from bitnet.server.batch.rows import PATHS
+from bitnet.server.commands.batch import batch
+
+pytestmark = pytest.mark.skipif(
+    any(find_spec(name) is None for name in ("ray", "pyarrow", "pandas")), reason="Ray Data is not installed"
+)
+SLOW = pytest.mark.nightly(
+    unless_changed=(
+        "packages/bitnet-server/src/bitnet/server/data.py",
+        "packages/bitnet-server/src/bitnet/server/http/offline.py",
+    )
+)
+
+
+TOKEN = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex(16)}
+ENVIRONMENT = {**os.environ, "RAY_USAGE_STATS_ENABLED": "0", **TOKEN}
+
+
+class Loads:
+    """Settings that load the demo model in this process, without a cluster."""
+
+    def load(self) -> Model:
+        return load_model(device="cpu", max_seqs=4, threads=1)
+
+
+@pytest.fixture(scope="module")
+def generator() -> Any:
+    from bitnet.server.data import Generator
+
+    return Generator(Loads(), {"max_tokens": 8, "temperature": 0.0})  # type: ignore[arg-type]
+
+
+def test_each_row_gets_what_the_model_answers(generator: Any, demo_model: Model) -> None:
+    """Whatever the other rows are; what is wrong with one is its value."""
+    import pyarrow as pa
+
+    question = [{"role": "user", "content": "What is 17 + 25?"}]
+    rows: list[dict[str, Any]] = [
+        {"id": "text", "prompt": "Once upon a time"},
+        {"id": "chat", "messages": question},
+        {"id": "more", "prompt": "Once", "options": {"max_tokens": 3, "logprobs": 1}},
+        {"id": "option", "prompt": "Once", "options": {"max_tokens": -1}},
+        {"id": "neither"},
+        {"id": "long", "prompt": "word " * 9000},
+    ]
+    random.shuffle(rows)
+    table = pa.Table.from_pylist([{"prompt": None, "messages": None, "options": None, **row} for row in rows])
+    found = {row["id"]: row for row in generator(table).to_pylist()}
+    assert [row["id"] for row in generator(table).to_pylist()] == [row["id"] for row in rows]
+    want = demo_model.generate("Once upon a time", max_tokens=8)
+    assert (found["text"]["text"], found["text"]["tokens"]) == (want.text, list(want.tokens))
+    assert found["text"]["finish_reason"] == want.finish_reason
+    assert found["chat"]["text"] == demo_model.chat(question, max_tokens=8).text
+    assert found["text"]["logprobs"] is None
+    more = demo_model.generate("Once", max_tokens=3, logprobs=1)
+    assert more.logprobs is not None
+    assert found["more"]["logprobs"] == pytest.approx([one.logprob for one in more.logprobs], abs=1e-5)
+    usage = found["more"]["usage"]
+    assert (usage["prompt_tokens"], usage["completion_tokens"]) == (len(more.prompt_tokens), 3)
+    assert {id for id, row in found.items() if row["error"] is not None} == {"option", "neither", "long"}
+    assert "max_tokens" in found["option"]["error"]
+    assert "neither a prompt" in found["neither"]["error"]
+    assert found["neither"]["text"] is found["neither"]["usage"] is None
+
+
+def test_an_option_that_does_not_exist_is_the_rows_error(generator: Any) -> None:
+    import pyarrow as pa
+
+    (row,) = generator(pa.Table.from_pylist([{"prompt": "a", "options": {"colour": 1}}])).to_pylist()
+    assert "options got an unexpected keyword argument 'colour'" in row["error"]
+
+
+def test_options_that_do_not_fit(tmp_path: Path) -> None:
+    file = tmp_path / "in.jsonl"
+    file.write_text(json.dumps(row("1")))
+    arguments = ["-i", str(file), "-o", str(tmp_path / "out.jsonl")]
+    for more, why in (
+        (["--replicas", "2"], "--replicas needs --ray"),
+        (["--ray", "--replicas", "auto"], "name a number"),
+        (["--ray", "--address", "nowhere"], "auto, or HOST:PORT"),
+    ):
+        done = CliRunner().invoke(batch, [*arguments, *more])
+        assert why in f"{done.output}{done.exception}"
+        assert not (tmp_path / "out.jsonl").exists()
+
+
+def row(id: str, **body: Any) -> dict[str, Any]:
+    return {
+        "custom_id": id,
+        "url": PATHS[1],
+        "body": {"prompt": f"Row {id}", "max_tokens": 4, "temperature": 0, **body},
+    }
+
+
+class Cluster:
+    """A cluster of this machine, and runs of ``bitnet batch`` on it."""
+
+    def __init__(self, folder: Path, address: str) -> None:
+        self.folder, self.address = folder, address
+
+    def start(self, *options: str) -> subprocess.Popen[str]:
+        arguments = ["batch", "-i", "in.jsonl", "-o", "out.jsonl", "--device", "cpu", "-t", "1", "-c", "256", *options]
+        return subprocess.Popen(
+            [sys.executable, "-m", "bitnet.core", *arguments, "--ray", "--address", self.address, "--replicas", "2"],
+            cwd=self.folder,
+            stdin=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
+            text=True,
+            env=ENVIRONMENT,
+        )
+
+    def answered(self) -> int:
+        file = self.folder / "out.jsonl"
+        return file.read_bytes().count(b"\n") if file.exists() else 0
+
+    def until(self, count: int, process: subprocess.Popen[str]) -> None:
+        ends = time.monotonic() + 300
+        while self.answered() < count:
+            assert process.poll() is None, process.stderr and process.stderr.read()
+            assert time.monotonic() < ends
+            time.sleep(0.05)
+
+    def actors(self) -> list[int]:
+        found = subprocess.run(["pgrep", "-f", "^ray::.*Answerer"], capture_output=True, text=True, check=False)
+        return [pid for pid in map(int, found.stdout.split()) if f"{self.folder}" in _environment(pid)]
+
+
+def _environment(pid: int) -> str:
+    try:
+        return Path(f"/proc/{pid}/environ").read_text(errors="replace")
+    except OSError:
+        return ""
+
+
+@pytest.fixture
+def cluster(tmp_path: Path) -> Iterator[Cluster]:
+    """A head with room for two replicas, whose processes carry this folder's name in their environment."""
+    command = [sys.executable, "-m", "ray.scripts.scripts"]
+    environment = {**ENVIRONMENT, "BITNET_TEST_CLUSTER": str(tmp_path)}
+    port = random.randrange(20_000, 30_000)
+    options = ["--num-cpus", "2", "--include-dashboard", "false", "--object-store-memory", str(128 << 20)]
+    head = subprocess.Popen(
+        [*command, "start", "--head", "--block", "--port", str(port), *options],
+        env=environment,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        start_new_session=True,
+    )
+    assert head.stdout is not None
+    for line in head.stdout:
+        if "Ray runtime started" in line:
+            break
+    threading.Thread(target=head.stdout.read, daemon=True).start()
+    try:
+        yield Cluster(tmp_path, f"127.0.0.1:{port}")
+    finally:
+        os.killpg(head.pid, signal.SIGKILL)  # asked to end, it takes longer than the test
+        head.wait()
+
+
+def _each_row_once(cluster: Cluster, count: int) -> None:
+    """Rows get their answers, with an actor killed in the middle, and then the driver, whose run is resumed."""
+    rows = [row(str(n)) for n in range(count - 1)] + [row("wrong", top_p=7)]
+    (cluster.folder / "in.jsonl").write_text("".join(json.dumps(one) + "\n" for one in rows))
+    process = cluster.start()
+    cluster.until(count // 5, process)
+    (first, _) = cluster.actors()
+    os.kill(first, signal.SIGKILL)
+    cluster.until(count // 2, process)
+    process.kill()
+    process.wait()
+    before = cluster.answered()
+    assert before < count
+    process = cluster.start("--resume")
+    _, told = process.communicate(timeout=570)
+    assert process.returncode == 0, told
+    assert f"{before} of {count} rows have their answers" in told
+    found = [json.loads(line) for line in (cluster.folder / "out.jsonl").read_text().splitlines()]
+    assert Counter(one["custom_id"] for one in found) == Counter(one["custom_id"] for one in rows)
+    status = {one["custom_id"]: one["response"]["status_code"] for one in found}
+    assert {id for id, code in status.items() if code != 200} == {"wrong"}
+    texts = {one["custom_id"]: one["response"]["body"] for one in found}
+    with load_model(device="cpu", threads=1, context=256) as model:
+        for one in random.sample(rows[:-1], 20):
+            want = model.generate(one["body"]["prompt"], max_tokens=4)
+            assert texts[one["custom_id"]]["choices"][0]["text"] == want.text
+
+
+@SLOW
+def test_each_row_once_whatever_is_killed(cluster: Cluster) -> None:
+    _each_row_once(cluster, 600)
+
+
+@pytest.mark.nightly
+def test_ten_thousand_rows_once_whatever_is_killed(cluster: Cluster) -> None:
+    _each_row_once(cluster, 10_000)
