@@ -8,9 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from bombs import folders, gguf_files, templates, vocabularies
+from bombs import folders, gguf_files, hybrids, templates, vocabularies
 from bombs.family import Family
 
 FAMILIES: Mapping[str, Family] = {
-    family.name: family for module in (gguf_files, vocabularies, folders, templates) for family in module.families()
+    family.name: family
+    for module in (gguf_files, vocabularies, folders, templates, hybrids)
+    for family in module.families()
 }

@@ -236,7 +236,7 @@ def transforms(config: Reader, stored: dict[str, Stored], names: Callable[[str],
         if not np.array_equal(signs.setdefault(len(found), found), found):
             raise tensor.error("differs from those of another module of the same width, which is not supported.")
     if len(blocks) != 1:
-        raise config.error("modules", f"has blocks of {sorted(blocks)}; one size is supported.")
+        raise config.error("modules", f"has blocks of {brief(sorted(blocks))}; one size is supported.")
     return {
         f"{PREFIX}.version": VERSION,
         f"{PREFIX}.block_size": blocks.pop(),
