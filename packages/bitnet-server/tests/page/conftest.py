@@ -11,6 +11,7 @@ import sys
 import time
 import urllib.request
 from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -23,25 +24,36 @@ expect.set_options(timeout=20_000)
 
 
 @pytest.fixture(scope="session")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+def serve(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., AbstractContextManager[str]]:
+    """``serve(*options)`` starts a server, and ends it with its context; the context's value is its address."""
+
+    @contextmanager
+    def run(*options: str) -> Iterator[str]:
+        with socket.socket() as probe:
+            probe.bind(("127.0.0.1", 0))
+            port = probe.getsockname()[1]
+        log = tmp_path_factory.mktemp("serve") / "log.txt"
+        command = [sys.executable, "-m", "bitnet.core", "serve", "--port", str(port), "--device", "cpu", "-t", "1"]
+        environment = os.environ | {"BITNET_GPU_FAKE": "none"}
+        with (
+            log.open("wb") as output,
+            subprocess.Popen([*command, *options], stdout=output, stderr=output, env=environment) as process,
+        ):
+            try:
+                url = f"http://127.0.0.1:{port}/"
+                wait_until_it_answers(url, process, log)
+                yield url
+            finally:
+                process.terminate()
+
+    return run
+
+
+@pytest.fixture(scope="session")
+def server(serve: Callable[..., AbstractContextManager[str]]) -> Iterator[str]:
     """The address of a server that runs."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    log = tmp_path_factory.mktemp("serve") / "log.txt"
-    command = [sys.executable, "-m", "bitnet.core", "serve", "--port", str(port), "--device", "cpu", "-t", "1"]
-    with (
-        log.open("wb") as output,
-        subprocess.Popen(
-            command, stdout=output, stderr=output, env=os.environ | {"BITNET_GPU_FAKE": "none"}
-        ) as process,
-    ):
-        try:
-            url = f"http://127.0.0.1:{port}/"
-            wait_until_it_answers(url, process, log)
-            yield url
-        finally:
-            process.terminate()
+    with serve() as url:
+        yield url
 
 
 @pytest.fixture
@@ -170,7 +182,7 @@ def talk() -> type[Talk]:
     return Talk
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def watch(server: str) -> Callable[[Page], Trouble]:
     """Notes what the browser complains of in a page from now on."""
     return lambda page: Trouble(page, server)

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Sequence
 from functools import cache
 from importlib.resources import files
+from urllib.parse import urlsplit
 
 from bitnet.server.models.state import State
 from bitnet.server.request.call import Call
@@ -27,12 +29,19 @@ POLICY = (
     "require-trusted-types-for 'script'; trusted-types 'none'"
 )
 HEADERS = (
-    ("content-security-policy", POLICY),
     ("x-content-type-options", "nosniff"),
     ("referrer-policy", "no-referrer"),
     ("cross-origin-opener-policy", "same-origin"),
     ("cache-control", "no-cache"),
 )
+MCP_PATH = "/assets/mcp.json"
+"""Where the page reads which MCP servers it may call."""
+
+
+def policy(mcp: Sequence[str]) -> str:
+    """The Content-Security-Policy, which lets the page connect to its own server and to those MCP servers."""
+    origins = sorted({f"{one.scheme}://{one.netloc}" for one in map(urlsplit, mcp)})
+    return POLICY.replace("connect-src 'self'", " ".join(["connect-src 'self'", *origins]))
 
 
 @cache
@@ -56,10 +65,13 @@ def assets() -> dict[str, tuple[bytes, str, str]]:
 async def page(state: State, call: Call) -> None:
     """A file of the page; ``/`` is ``index.html``."""
     path = "/index.html" if "path" not in call.scope["path_params"] else f"/assets/{call.scope['path_params']['path']}"
-    if not state.settings.page or path not in assets():
+    if not state.settings.page or path not in {*assets(), MCP_PATH}:
         raise RequestError(404, "There is no such page.")
+    headers = [("content-security-policy", policy(state.settings.mcp)), *HEADERS]
+    if path == MCP_PATH:
+        return await call.reply({"servers": list(state.settings.mcp)}, headers=headers)
     content, kind, tag = assets()[path]
-    headers = [*HEADERS, ("etag", tag)]
+    headers.append(("etag", tag))
     if (b"if-none-match", tag.encode()) in call.scope["headers"]:
         await call.reply(b"", status=304, kind=kind, headers=headers)
     else:

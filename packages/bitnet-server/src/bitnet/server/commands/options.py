@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from typing import Any
 
 import click
@@ -11,7 +12,7 @@ from bitnet.core.cli.options import F, FileName, model_options
 from bitnet.core.errors import BitNetError
 
 GROUPS = {
-    "Clients": ("alias", "model_alias", "any_model", "api_key", "api_key_file", "cors", "page", "file_storage"),
+    "Clients": ("alias", "model_alias", "any_model", "api_key", "api_key_file", "cors", "page", "mcp", "file_storage"),
     "Limits": (
         *(
             "parallel",
@@ -67,6 +68,16 @@ def model_aliases(ctx: click.Context, param: click.Option, given: tuple[str, ...
     if any(not pattern or not name for pattern, name in found):
         raise click.BadParameter("write the pattern, =, and the name of a model that is served.", ctx, param)
     return found
+
+
+def mcp_servers(ctx: click.Context, param: click.Option, given: tuple[str, ...]) -> tuple[str, ...]:
+    """The addresses, whose origins go into the page's Content-Security-Policy as they are."""
+    for one in given:
+        if not re.fullmatch(r"https?://(\[[0-9a-fA-F:.]+\]|[A-Za-z0-9.-]+)(:\d{1,5})?(/[!-~]*)?", one):
+            raise click.BadParameter(f"{one} is no address such as https://tools.example/mcp.", ctx, param)
+    if given and not ctx.params.get("page", True):
+        raise click.UsageError("--mcp is for the page, and --no-page leaves it out.", ctx)
+    return given
 
 
 def cluster_only(ctx: click.Context, param: click.Option, given: Any) -> Any:
@@ -154,4 +165,12 @@ models_option = click.option(
 )
 isolate_option = click.option(
     "--isolate", is_flag=True, help="Run each model in a process of its own, so that a crash takes one model."
+)
+
+mcp_option = click.option(
+    "--mcp",
+    metavar="URL",
+    multiple=True,
+    callback=mcp_servers,
+    help="MCP server (streamable HTTP) whose tools the page may offer to models; repeatable.  [default: none]",
 )

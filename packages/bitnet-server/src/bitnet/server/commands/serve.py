@@ -21,6 +21,7 @@ from bitnet.server.commands.options import (
     cluster_only,
     cluster_options,
     isolate_option,
+    mcp_option,
     model_aliases,
     models_option,
     not_empty,
@@ -168,7 +169,8 @@ if TYPE_CHECKING:
     multiple=True,
     help="Origin whose pages may call the server; repeatable.  [default: none]",
 )
-@click.option("--page/--no-page", default=True, show_default=True, help="Serve the chat page at /.")
+@click.option("--page/--no-page", default=True, show_default=True, is_eager=True, help="Serve the chat page at /.")
+@mcp_option
 @click.option(
     "--log-format",
     type=click.Choice(["text", "json"]),
@@ -221,6 +223,7 @@ def serve(**params: Any) -> None:
         timeout=params["timeout"],
         cors=params["cors"],
         page=params["page"],
+        mcp=params["mcp"],
         max_stored=params["max_stored"],
         file_storage=None if params["file_storage"] is None else str(params["file_storage"].absolute()),
         max_file_storage=int(params["max_file_storage"] * 1e9),

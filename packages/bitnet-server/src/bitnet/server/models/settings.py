@@ -21,6 +21,7 @@ class Settings:
         timeout: Maximum seconds for a request; None: no limit.
         cors: Origins whose pages may call the server.
         page: Whether the page is served at ``/``.
+        mcp: Addresses of MCP servers that the page may call, from the browser.
         max_stored: Maximum number of responses kept for ``previous_response_id``.
         file_storage: Folder for clients' files and the answers to their batches; None: there are neither.
         max_file_storage: Maximum bytes of these files.
@@ -43,6 +44,7 @@ class Settings:
     timeout: float | None = None
     cors: tuple[str, ...] = ()
     page: bool = True
+    mcp: tuple[str, ...] = ()
     max_stored: int = 256
     file_storage: str | None = None
     max_file_storage: int = 1_000_000_000

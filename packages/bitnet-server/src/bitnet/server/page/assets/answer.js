@@ -9,13 +9,13 @@ import { sampling } from "./sampling.js";
  * `thinking` (seconds of the thought), `seconds` (the whole answer), `tokens`, `speed` (tokens a second after the first:
  * as the server measured it, else as they came here), `cached` (prompt tokens that were reused), `device`, `finish` and
  * `receipt`.
- * Resolves to `{text, thought, stats}`; an abort ends it with `finish: "stopped"`; other errors carry the `partial` result.
+ * Resolves to `{text, thought, stats, calls}`, where `calls` of `tools` are `{id, name, arguments}`; an abort ends it with `finish: "stopped"`; other errors carry the `partial` result.
  * With `begun`, the beginning of an answer, it is continued: `prompt` has the token ids of the conversation and of it.
  */
-export async function generate({ model, messages, prompt, context, begun = "", settings, signal, onText }) {
+export async function generate({ model, messages, prompt, context, begun = "", settings, tools, signal, onText }) {
   const body = { model, ...sampling(settings) };
   if (begun) Object.assign(body, { prompt, max_tokens: body.max_tokens ?? Math.max(1, context - prompt.length) });
-  else body.messages = messages;
+  else Object.assign(body, { messages, ...(tools?.length && { tools }) });
   if (settings.receipts) body.x_bitnet_receipt = true;
   const begin = performance.now();
   const stats = { model, device: "", finish: "", context, prompt: prompt?.length };
@@ -24,6 +24,7 @@ export async function generate({ model, messages, prompt, context, begun = "", s
   let first = null;
   let last = begin;
   let pieces = 0;
+  const calls = [];
   const finish = () => {
     stats.seconds = (performance.now() - begin) / 1000;
     stats.tokens ??= pieces;
@@ -31,7 +32,7 @@ export async function generate({ model, messages, prompt, context, begun = "", s
       stats.first = (first - begin) / 1000;
       if (!stats.speed && stats.tokens > 1 && last > first) stats.speed = ((stats.tokens - 1) * 1000) / (last - first);
     }
-    return { text, thought, stats };
+    return { text, thought, stats, calls };
   };
   try {
     for await (const { chunk, headers } of stream(begun ? "v1/completions" : "v1/chat/completions", body, signal)) {
@@ -45,6 +46,11 @@ export async function generate({ model, messages, prompt, context, begun = "", s
         stats.cached = chunk.usage.prompt_tokens_details?.cached_tokens;
       }
       const choice = chunk.choices?.[0];
+      for (const { index, id, function: part } of choice?.delta?.tool_calls ?? []) {
+        calls[index] ??= { id: id ?? `call-${index}`, name: "", arguments: "" };
+        calls[index].name += part?.name ?? "";
+        calls[index].arguments += part?.arguments ?? "";
+      }
       const piece = choice?.delta?.content ?? choice?.text;
       const aside = choice?.delta?.reasoning_content;
       if (piece || aside) {

@@ -86,7 +86,7 @@ export const postJSON = async (path, body, signal) => (await request(path, { bod
 export const getText = async (path, options) => (await request(path, options)).text();
 
 /** The data of each server-sent event, as text; comments (pings) are passed over. */
-async function* events(stream) {
+export async function* events(stream) {
   const reader = stream.pipeThrough(new TextDecoderStream()).getReader();
   let rest = "";
   let data = [];

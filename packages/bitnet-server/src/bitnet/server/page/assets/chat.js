@@ -1,15 +1,16 @@
 // The conversation view.
 
-import { generate } from "./answer.js";
 import { Bar } from "./bar.js";
 import * as branches from "./branches.js";
 import { Composer } from "./composer.js";
 import { fit, said } from "./context.js";
-import { announce, button, h, refill } from "./dom.js";
+import { announce, button, fill, h, refill } from "./dom.js";
 import { Gauge } from "./gauge.js";
 import { AnswerBody, answerMessage, problem, userMessage } from "./message.js";
+import { toolbox } from "./mcp.js";
 import * as models from "./models.js";
 import * as notify from "./notify.js";
+import { generateWithTools } from "./rounds.js";
 import { chosen } from "./sampling.js";
 import { settings } from "./settings.js";
 import * as store from "./store.js";
@@ -69,7 +70,8 @@ class Chat {
       : answerMessage(message, {
         onVersion,
         onEdit: (text) => this.editAnswer(index, text),
-        ...(last && { onRegenerate: () => this.regenerate(), onContinue: (text) => this.resume(text) }),
+        ...(last && { onRegenerate: () => this.regenerate() }),
+        ...(last && !message.rounds && { onContinue: (text) => this.resume(text) }),
       });
     this.shown.set(message, { state, element });
     return element;
@@ -154,8 +156,8 @@ class Chat {
   async editAnswer(index, content) {
     await this.halt();
     const { messages } = this.conversation;
-    const { stats, thought } = messages[index];
-    messages.push({ role: "assistant", content, thought, stats: { ...stats, finish: "edited" }, versions: branches.setAside(messages, index) });
+    const { stats, thought, rounds } = messages[index];
+    messages.push({ role: "assistant", content, thought, ...(rounds && { rounds }), stats: { ...stats, finish: "edited" }, versions: branches.setAside(messages, index) });
     await this.changed();
   }
 
@@ -217,27 +219,40 @@ class Chat {
     this.controller = controller;
     this.error = null;
     this.render();
-    const body = new AnswerBody();
+    let body = new AnswerBody();
     if (begun) body.show(begun);
     const waiting = h("p", { class: "waiting" }, h("span", { class: "dots", "aria-hidden": "true" }, h("i"), h("i"), h("i")), h("span", { class: "visually-hidden" }, "Waiting for the answer"));
-    this.list.append(h("li", { class: "message assistant" }, h("h2", { class: "who" }, bar.picker.value), body.element, waiting));
+    const item = h("li", { class: "message assistant" }, h("h2", { class: "who" }, bar.picker.value), body.element, waiting);
+    this.list.append(item);
     this.busy(true);
     this.toEnd(true);
     announce("The model is answering");
-    const message = (content, thought, stats, cut) => ({ role: "assistant", content, thought: thought || thoughtBefore, stats, cut, ...(versions && { versions }) });
+    const message = (content, thought, stats, cut, rounds) => ({
+      role: "assistant", content, thought: thought || thoughtBefore, stats, cut, ...(rounds?.length && { rounds: [...rounds] }), ...(versions && { versions }),
+    });
     let outcome;
     let failed = null;
     try {
       if (!before) await this.save();
       await Promise.race([bar.picker.ready(), until(signal)]);
-      const sent = await this.sent(begun, signal);
-      outcome = await generate({
-        ...sent, begun, model: bar.picker.value, settings: this.settings(), signal,
-        onText: (text, stats, thought) => {
+      const found = conversation.tools?.length && !begun ? await toolbox(conversation.tools, signal) : null;
+      const sent = await this.sent(begun, found?.tools, signal);
+      outcome = await generateWithTools({
+        ...sent, begun, toolbox: found, model: bar.picker.value, settings: this.settings(), signal,
+        onRound: ({ content, thought, calls }) => {
+          body.finish(content, {}, thought);
+          const places = calls.map(() => h("div"));
+          body = new AnswerBody();
+          fill(item, [places, body.element, waiting]);
+          this.toEnd();
+          announce("The model asks to call a tool");
+          return places;
+        },
+        onText: (text, stats, thought, rounds) => {
           waiting.remove();
           this.follow = this.nearEnd();
           body.show(text, stats, thought);
-          if (text) this.keep(message(text, thought, stats, true));
+          if (text) this.keep(message(text, thought, stats, true, rounds));
           requestAnimationFrame(() => this.toEnd());
         },
       });
@@ -248,10 +263,10 @@ class Chat {
     this.controller = null;
     this.unkept = null;
     this.follow = this.nearEnd();
-    const { text, thought, stats } = outcome;
-    if (text !== begun) {
+    const { text, thought, stats, rounds } = outcome;
+    if (text !== begun || rounds?.length) {
       body.finish(text, stats, thought);
-      conversation.messages.push(message(text, thought, stats, Boolean(failed)));
+      conversation.messages.push(message(text, thought, stats, Boolean(failed), rounds));
     } else {
       if (before) conversation.messages = before;
       if (begun && !failed && stats.finish === "stop") this.complete(); // nothing was missing
@@ -283,13 +298,13 @@ class Chat {
   }
 
   /** What of the conversation is sent. Where the server cannot count its tokens, all of it is. */
-  async sent(begun, signal) {
+  async sent(begun, tools, signal) {
     const { conversation } = this;
     const before = conversation.from ?? 0;
     conversation.from = 0;
     let found = {};
     try {
-      found = await fit(conversation, { model: this.bar.picker.value, begun, most: Number(this.settings().max_tokens), signal });
+      found = await fit(conversation, { model: this.bar.picker.value, begun, most: Number(this.settings().max_tokens), tools, signal });
     } catch (error) {
       if (begun || error.name === "AbortError") throw error;
     }

@@ -5,6 +5,7 @@ import { fileList } from "./attachments.js";
 import * as branches from "./branches.js";
 import { announce, autosize, button, copyButton, dialog, download, h, icon } from "./dom.js";
 import { Growing, markdown } from "./markdown.js";
+import { callBlock } from "./rounds.js";
 
 /** The list of an answer's facts: speed, device and so on. */
 export const factsList = (stats) =>
@@ -170,6 +171,7 @@ export function answerMessage(message, { onRegenerate, onContinue, onEdit, onVer
     stats.receipt && button("receipt", "Show the receipt", () => showReceipt(stats.receipt), { class: "quiet" }));
   return h("li", { class: "message assistant" },
     h("h2", { class: "who" }, stats.model || "Answer"),
+    message.rounds?.map(({ content, thought, calls }) => [thought && thoughtFold("Thought", thought), content && markdown(content), calls.map((call) => callBlock(call))]),
     message.thought && thoughtFold(thoughtFor(stats), message.thought),
     place,
     message.cut && h("p", { class: "cut" }, icon("warning"), "This answer was cut off."),

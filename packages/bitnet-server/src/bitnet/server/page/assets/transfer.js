@@ -49,6 +49,17 @@ function readFiles(files, where) {
   return files.map(({ name, text, tokens }) => ({ name, text, ...(Number.isFinite(tokens) && { tokens }) }));
 }
 
+function readRounds(rounds, where) {
+  const sound = (call) => isObject(call) && [call.id, call.name, call.arguments].every((value) => typeof value === "string");
+  const right = Array.isArray(rounds) && rounds.every((round) => isObject(round) && typeof round.content === "string" && Array.isArray(round.calls) && round.calls.every(sound));
+  check(right, where, "has calls of tools without id, name or arguments");
+  const text = (value) => (typeof value === "string" ? value : "");
+  return rounds.map(({ content, thought, calls }) => ({
+    content, thought: text(thought),
+    calls: calls.map(({ id, name, arguments: given, result, state }) => ({ id, name, arguments: given, result: text(result), state: text(state) })),
+  }));
+}
+
 function readVersions(versions, where, depth) {
   check(isObject(versions) && Array.isArray(versions.tails) && versions.tails.length > 1, where, "has no list of versions");
   check(depth < DEEPEST, where, `has versions within versions, more than ${DEEPEST} deep`);
@@ -63,13 +74,14 @@ function readMessages(messages, where, depth = 0) {
   return messages.map((message, nth) => {
     const place = `${where}, message ${nth + 1}`;
     check(isObject(message), place, "is not an object");
-    const { role, content, thought, files, stats, cut, versions } = message;
+    const { role, content, thought, files, rounds, stats, cut, versions } = message;
     check(role === "user" || role === "assistant", place, "is neither of the user nor of the assistant");
     check(typeof content === "string", place, "has no text");
     const read = { role, content };
     if (typeof thought === "string" && thought) read.thought = thought;
     if (role === "assistant") Object.assign(read, { stats: facts(stats ?? {}, place), cut: cut === true });
     if (files !== undefined) read.files = readFiles(files, place);
+    if (rounds !== undefined) read.rounds = readRounds(rounds, place);
     if (versions !== undefined) read.versions = readVersions(versions, place, depth);
     return read;
   });
