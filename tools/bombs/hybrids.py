@@ -11,8 +11,9 @@ from typing import Any
 import numpy as np
 
 import random_qwen35
-from bitnet.core.gguf import GGMLType, TensorSource, write_gguf
+from bitnet.core.gguf import GGMLType, TensorSource
 from bitnet.core.gguf.types import tensor_bytes
+from bombs.base import GGUF
 from bombs.family import FOLDER_DOORS, Door, Family
 from random_shapes import PRESETS, HybridShape
 
@@ -23,6 +24,14 @@ assert isinstance(_SMALL, HybridShape)
 SHAPE = replace(_SMALL, layers=2, interval=2, ffn=256, context=64)
 FIRST: tuple[Door, ...] = ("inspect",)
 """Where a file whose metadata are refused is brought to: all doors read them the same way."""
+
+
+class Hybrid(GGUF):
+    """Metadata and tensors of a small hybrid model, to be changed and written."""
+
+    def __post_init__(self) -> None:
+        self.metadata = random_qwen35.metadata(SHAPE, 0)
+        self.tensors = dict(random_qwen35.tensors(SHAPE, 0))
 
 
 def families() -> Iterator[Family]:
@@ -77,10 +86,9 @@ Change = Callable[[dict[str, Any], dict[str, Any]], None]
 
 def _file(change: Change) -> Callable[[Path], Path]:
     def make(folder: Path) -> Path:
-        keys, tensors = random_qwen35.metadata(SHAPE, 0), dict(random_qwen35.tensors(SHAPE, 0))
-        change(keys, tensors)
-        write_gguf(folder / "bomb.gguf", keys, tensors)
-        return folder / "bomb.gguf"
+        model = Hybrid()
+        change(model.metadata, model.tensors)
+        return model.write(folder)
 
     return make
 

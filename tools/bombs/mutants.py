@@ -13,11 +13,13 @@ from typing import Any
 
 import numpy as np
 
+import random_qwen35
 from bitnet.core.errors import InvalidInputError
 from bitnet.core.gguf import GGMLType, TensorSource
 from bitnet.core.gguf.types import tensor_bytes
 from bombs.base import GGUF, Folder, Shape
 from bombs.family import Door
+from bombs.hybrids import SHAPE, Hybrid
 
 SIZES = [0, 1, 2, 3, 4, 5, 31, 32, 64, 127, 128, 255, 256, 4096, 2**16, 2**20, 2**31 - 1, 2**31, 2**32 - 1, 2**40]
 TEXTS = ["", " ", "\0", "a", "\ud7ff", "<|eos|>", "gpt2", "llama", "bitnet", "x" * 600, "y" * 70_000, "{{ 1 }}", "{%"]
@@ -30,10 +32,11 @@ def write(number: int, folder: Path) -> tuple[Door, Path]:
     """Make a mutant; where to bring it, and the file or folder."""
     rng = random.Random(number)
     shape = Shape(layers=rng.choice([1, 2]), context=rng.choice([64, 8192]))
+    hybrid = rng.random() < 0.3
     if rng.random() < 0.4:
-        return "convert", _folder(rng, shape, folder)
-    model = GGUF(shape)
-    if rng.random() < 0.5:
+        return "convert", _hybrid_folder(rng, folder) if hybrid else _folder(rng, shape, folder)
+    model = Hybrid() if hybrid else GGUF(shape)
+    if not hybrid and rng.random() < 0.5:
         model.vocabulary(["ab", "abc"], model="llama")
     door: Door = rng.choice(["run", "inspect", "convert", "encode"])
     while True:
@@ -67,12 +70,15 @@ def _value(rng: random.Random, old: Any) -> Any:
 MORE_KEYS = [
     "rope.scaling.type", "rope.scaling.factor", "rope.scale_linear", "rope.dimension_count", "hidden_activation",
 ]  # fmt: skip
+MORE_HYBRID_KEYS = ["qwen35.attention.recurrent_layers", "qwen35.nextn_predict_layers", "prism.hadamard.rounding"]
 MORE_TOKENIZER_KEYS = ["pre", "scores", "add_bos_token", "add_space_prefix", "eot_token_id"]
 
 
 def _metadata(rng: random.Random, model: GGUF) -> None:
     keys = [*model.metadata, "general.alignment", "general.name", "tokenizer.chat_template"]
-    keys += [f"bitnet-b1.58.{key}" for key in MORE_KEYS] + [f"tokenizer.ggml.{key}" for key in MORE_TOKENIZER_KEYS]
+    family = "qwen35" if isinstance(model, Hybrid) else "bitnet-b1.58"
+    keys += [f"{family}.{key}" for key in MORE_KEYS] + [f"tokenizer.ggml.{key}" for key in MORE_TOKENIZER_KEYS]
+    keys += MORE_HYBRID_KEYS if isinstance(model, Hybrid) else []
     key = rng.choice(keys)
     if rng.random() < 0.1:
         model.metadata.pop(key, None)
@@ -139,6 +145,24 @@ def _folder(rng: random.Random, shape: Shape, folder: Path) -> Path:
             text = json.dumps(rng.choice([model.config, model.tokenizer, {"weight_map": {"a": 1}}, [], 1]))
             model.files[path] = text[: rng.randrange(1, len(text) + 1)].encode()
     return model.write(folder)
+
+
+def _hybrid_folder(rng: random.Random, folder: Path) -> Path:
+    path = folder / "mutant"
+    random_qwen35.write_folder(path, SHAPE, 0, rng.choice(["hf", "mlx"]))
+    config = json.loads((path / "config.json").read_text())
+    for _ in range(rng.randint(1, 3)):
+        inner = config.get("text_config")
+        node = rng.choice([config, inner]) if isinstance(inner, dict) and inner else config
+        _entry(rng, node, rng.choice([*node, "layer_types", "modules", "schema_version", "text_config"]))
+    (path / "config.json").write_text(json.dumps(config))
+    if rng.random() < 0.3:
+        file = path / "model.safetensors"
+        data = bytearray(file.read_bytes())
+        at = rng.randrange(len(data)) if rng.random() < 0.5 else rng.randrange(4096)
+        data[at] = rng.randrange(256)
+        file.write_bytes(data)
+    return path
 
 
 def _entry(rng: random.Random, node: dict[str, Any], key: str) -> None:
