@@ -6,29 +6,15 @@ import json
 import os
 import shutil
 import subprocess
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from bitnet.core import Model, load_model
+from bitnet.core import Model
 
 pytestmark = pytest.mark.nightly(unless_changed=("packages/bitnet-server",))  # npm installs 350 MB
-CONTEXT = 32_768  # opencode's own instructions and tools are some 31,000 characters
-
-
-@pytest.fixture
-def long_model(demo_model: Model, tmp_path: Path) -> Iterator[Model]:
-    """A model with room for opencode's instructions: the demo model, whose file says so."""
-    data = bytearray(demo_model.path.read_bytes())
-    key = b"bitnet-b1.58.context_length"
-    at = data.index(key) + len(key) + 4  # behind the value's type
-    data[at : at + 4] = CONTEXT.to_bytes(4, "little")
-    file = tmp_path / "long.gguf"
-    file.write_bytes(data)
-    with load_model(file, device="cpu", context=CONTEXT, max_seqs=2, threads=1) as model:
-        yield model
 
 
 def test_flows(

@@ -18,7 +18,7 @@ from bitnet.core.support.requirement import unmet
 from bitnet.core.support.system import core_version
 
 GROUP = "bitnet.commands"
-OURS = {"batch": "bitnet-server", "bench-serve": "bitnet-server", "ps": "bitnet-server", "serve": "bitnet-server"}
+OURS = dict.fromkeys(("batch", "bench-serve", "launch", "ps", "serve"), "bitnet-server")
 """The commands of our own other packages, and the package of each."""
 
 

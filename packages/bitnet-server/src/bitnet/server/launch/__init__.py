@@ -1,0 +1,1 @@
+"""Starts a server and, with the right variables, a programming agent that uses it."""

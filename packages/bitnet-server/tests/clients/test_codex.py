@@ -1,0 +1,93 @@
+"""Codex CLI: a task of three tool rounds, and a session of 20 turns, over a scripted model."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from bitnet.core import Model
+from bitnet.server.launch.clients import CLIENTS, Endpoint
+
+pytestmark = pytest.mark.nightly(unless_changed=("packages/bitnet-server",))  # npm installs 424 MB
+TASK = "BEGIN-OF-TASK: add up what is in the file."
+
+
+@pytest.fixture(scope="module")
+def program(npm_install: Callable[..., Path]) -> str:
+    found = shutil.which("codex", path=str(npm_install("@openai/codex@0.171.0") / "node_modules" / ".bin"))
+    assert found
+    return found
+
+
+def codex(program: str, server: Any, folder: Path, *words: str) -> list[Any]:
+    """What ``codex exec`` tells of, in its order."""
+    at = Endpoint(server.url, "none", server.service.names[0], server.model.context)
+    client, home = CLIENTS["codex"], folder / "home"
+    (home / ".codex").mkdir(parents=True, exist_ok=True)
+    others = {k: v for k, v in os.environ.items() if not k.startswith(("OPENAI_", "CODEX_"))}
+    done = subprocess.run(
+        [program, *client.words(at), "exec", *words],
+        cwd=folder,
+        env={**others, **client.variables(at), "HOME": str(home), "CODEX_HOME": str(home / ".codex")},
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        encoding="utf-8",
+        timeout=180,
+        check=False,
+    )
+    assert done.returncode == 0, f"{done.stdout}{done.stderr}"
+    return [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
+
+
+def completed(events: list[Any], kind: str) -> list[Any]:
+    return [e["item"] for e in events if e["type"] == "item.completed" and e["item"]["type"] == kind]
+
+
+FLAGS = ("--json", "--skip-git-repo-check", "--dangerously-bypass-approvals-and-sandbox")
+
+
+def test_three_rounds_of_tools(program: str, long_model: Model, running: Any, scripted: Any, tmp_path: Path) -> None:
+    (tmp_path / "numbers.txt").write_text("17 and 25\n", encoding="utf-8")
+
+    def call(command: str) -> str:
+        return json.dumps({"name": "exec_command", "arguments": {"cmd": command}})
+
+    def said(prompt: str) -> str:
+        so_far = prompt.rpartition(TASK)[2]
+        if "the sum is 42" in so_far:
+            return "It is 42."
+        if "numbers.txt sum.py" in so_far.replace("\n", " "):
+            return call(f'"{sys.executable}" sum.py')
+        if "17 and 25" in so_far:
+            return call("""echo 'print("the sum" + f" is {17 + 25}")' > sum.py && ls *.txt *.py""")
+        return call("cat numbers.txt")
+
+    scripted(long_model, said)
+    with running(long_model, names=("m",)) as server:
+        events = codex(program, server, tmp_path, *FLAGS, TASK)
+    commands = completed(events, "command_execution")
+    assert [command["exit_code"] for command in commands] == [0, 0, 0]
+    assert "the sum is 42" in commands[2]["aggregated_output"]
+    assert [message["text"] for message in completed(events, "agent_message")] == ["It is 42."]
+    usage = events[-1]["usage"]
+    first = usage["input_tokens"] / 4
+    assert usage["input_tokens"] - usage["cached_input_tokens"] < 1.1 * first
+
+
+def test_a_session_of_twenty_turns(
+    program: str, long_model: Model, running: Any, scripted: Any, tmp_path: Path
+) -> None:
+    scripted(long_model, lambda prompt: f"Turn {prompt.count('and the next')}.")
+    with running(long_model, names=("m",)) as server:
+        codex(program, server, tmp_path, *FLAGS, "Begin.")
+        for i in range(1, 20):
+            events = codex(program, server, tmp_path, "resume", "--last", *FLAGS, "and the next")
+            assert [message["text"] for message in completed(events, "agent_message")] == [f"Turn {i}."]
