@@ -127,4 +127,4 @@ def test_a_command_whose_package_is_absent_names_it(
     assert done.err == (
         f"bitnet: error: the command {name} is in bitnet-server, which is not installed. pip install bitnet-server\n"
     )
-    assert f" {name} " not in bitnet("--help").out
+    assert f"\n  {name} " not in bitnet("--help").out

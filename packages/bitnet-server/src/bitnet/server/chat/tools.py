@@ -176,7 +176,8 @@ def function_call(fields: Fields, id: str | None, arguments: str = "arguments") 
 
 
 def made_call(id: str, name: str, arguments: dict[str, Any] | str) -> dict[str, Any]:
-    """A call as conversations hold it. Arguments that are text are no JSON object; see :func:`as_template_reads`."""
+    """A call as conversations hold it. Arguments that are text are no JSON object; see
+    :func:`~bitnet.server.chat.rendering.as_template_reads`."""
     return {"id": id, "type": "function", "function": {"name": name, "arguments": arguments}}
 
 

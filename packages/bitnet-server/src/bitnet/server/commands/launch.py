@@ -26,7 +26,7 @@ _OWN = ("client", "words")
 @context_option
 @click.pass_context
 def launch(ctx: click.Context, /, client: str, words: tuple[str, ...], **params: Any) -> None:
-    """Start a server and a programming agent that uses it: claude, codex or opencode.
+    """Start a server, and claude, codex or opencode on it.
 
     WORDS after -- are the agent's own. The server ends with the agent.
 
