@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 from playwright.sync_api import Page, expect
 
-pytestmark = pytest.mark.nightly(unless_changed=("packages/bitnet-server",))
+PATHS = ("packages/bitnet-server/src/bitnet/server/page", "packages/bitnet-server/tests/page")
+pytestmark = pytest.mark.nightly(unless_changed=PATHS)
 
 COMPLETIONS = "**/v1/chat/completions"
 

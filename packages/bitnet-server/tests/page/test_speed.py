@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 from playwright.sync_api import Browser, Page
 
-pytestmark = pytest.mark.nightly(unless_changed=("packages/bitnet-server",))
+PATHS = ("packages/bitnet-server/src/bitnet/server/page", "packages/bitnet-server/tests/page")
+pytestmark = pytest.mark.nightly(unless_changed=PATHS)
 
 MAX_PAINT_MS = 200
 MAX_FRAME_MS = 50

@@ -14,7 +14,12 @@ from playwright.sync_api import Page, Route, expect
 
 from bitnet.server.commands.serve import serve as serve_command
 
-pytestmark = pytest.mark.nightly(unless_changed=("packages/bitnet-server",))
+PATHS = (
+    "packages/bitnet-server/src/bitnet/server/page",
+    "packages/bitnet-server/src/bitnet/server/api/page.py",
+    "packages/bitnet-server/tests/page",
+)
+pytestmark = pytest.mark.nightly(unless_changed=PATHS)
 
 SCHEMA = {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}
 
