@@ -11,6 +11,38 @@
 #define ITERS TILE_ITERS(CHUNKS, KSPLIT)
 #include "nvidia/ternary_tile.clh"
 
+#if INPUT && TOKENS > 1
+// Bytes of a token in local memory, padded so that a warp's loads fall into different banks, as do four work-items' parts,
+// which stand together.
+#define X_PITCH (X_WORDS(CHUNKS) / 4 + 4)
+
+// Absmax int8 of a row, after RMSNorm where INPUT is 2, by one warp. Returns its scale and its sum.
+INLINED float2 quantise_by_warp(global const float4 *row, global const float4 *norm, float eps, local uint *x) {
+    int lane = get_local_id(0) % WARP;
+    float squares = 0.0f, largest = 0.0f;
+    UNROLL_BY_8
+    for (int k = lane; k < COLS / 4; k += WARP) {
+        float4 v = row[k];
+        squares += dot(v, v);
+        largest = fmax(largest, magnitude(INPUT == 2 ? v * norm[k] : v));
+    }
+    float inverse = INPUT == 2 ? 1.0f / sqrt(warp_add(squares) / COLS + eps) : 1.0f;
+    largest = fmax(warp_max(largest) * inverse, QUANT_FLOOR);
+    float factor = 127.0f / largest * inverse;
+    int sum = 0;
+    UNROLL_BY_8
+    for (int k = lane; k < X_WORDS(CHUNKS); k += WARP) {
+        float4 v = k < COLS / 4 ? row[k] : (float4)(0.0f);
+        if (INPUT == 2 && k < COLS / 4) v *= norm[k];
+        uint word = as_uint(convert_char4_sat_rte(v * factor));
+        int unit = k / 4 % 16, place = unit / 2 % 4 * 4 + unit / 8 * 2 + unit % 2;
+        x[k / 64 * 64 + place * 4 + k % 4] = word;
+        sum = dot4(0x01010101u, word, sum);
+    }
+    return (float2)(largest / 127.0f, (float)warp_sum(sum));  // exact: below 2^24
+}
+#endif
+
 kernel __attribute__((reqd_work_group_size(THREADS, 1, 1))) OF_WARPS void ternary_decode_mma(
     global const int *step, global const void *input, global const float *scale, global const int *x_sums,
     global const float *norm, float eps, global const uint4 *codes, global const float *w_scale, global float *out, int rows) {

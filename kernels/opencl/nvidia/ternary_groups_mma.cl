@@ -1,5 +1,5 @@
-// ternary_matmul of weights with a scale for each GROUP of columns (32, 64, 128 or 256), for up to 8 tokens, on the matrix units. INPUT,
-// GLU, TILES and KSPLIT as in ternary_decode_mma.
+// ternary_matmul of weights with a scale for each GROUP of columns (32, 64, 128 or 256), for up to 8 tokens, on the matrix units. GLU,
+// TILES and KSPLIT as in ternary_decode_mma, and INPUT for one token: several are int8.
 //
 // A warp's step is 256 columns of a tile of 16 rows: two blocks of 128, each of them two of four work-items' 16 bytes of codes. A
 // token has two columns of the product, one for each block: in each, the other block's activations are zeros. So four tokens fill
@@ -124,7 +124,7 @@ kernel __attribute__((reqd_work_group_size(THREADS, 1, 1))) OF_WARPS void ternar
 #endif
     }
 
-#if INPUT && TOKENS == 1
+#if INPUT
     local uint4 x[X_WORDS(CHUNKS) / 4];
     local float2 found[WARPS];
     local int found_sums[WARPS];
@@ -134,17 +134,6 @@ kernel __attribute__((reqd_work_group_size(THREADS, 1, 1))) OF_WARPS void ternar
     float x_scale = quantise_row(v, gain, eps, INPUT == 2, COLS, X_WORDS(CHUNKS), (local uint *)x, found, found_sums).x;
 #define X_SCALE(n) x_scale
 #define X_AT(m, now, plane) x[(now) * 16 + quarter / 2 * 8 + quarter % 2 + 2 * (plane)]
-#elif INPUT
-    local uint4 x[TOKENS * X_PITCH];
-    local float made[TOKENS];
-    for (int t = warp; t < TOKENS; t += WARPS) {
-        float2 found = quantise_by_warp((global const float4 *)input + (size_t)min(t, tokens - 1) * (COLS / 4), (global const float4 *)norm,
-                                        eps, (local uint *)(x + t * X_PITCH));
-        if (lane == 0) made[t] = found.x;
-    }
-    barrier(CLK_LOCAL_MEM_FENCE);
-#define X_SCALE(n) made[TOKEN(n)]
-#define X_AT(m, now, plane) x[(m) * X_PITCH + (now) * 16 + (plane) * 4 + quarter]
 #else
 #if TABLE
 #define X_SCALE(n) 1.0f

@@ -22,8 +22,7 @@ MATRIX_SHAPES = (
 )
 """Sizes of ternary_mma: tokens and rows of a work-group, and how many subgroups share the tokens, rows and columns."""
 GROUP_SHAPES = (
-    (128, 128, (4, 2, 1)),
-    (64, 128, (2, 4, 1)),
+    (64, 128, (2, 2, 1)),
     (64, 64, (2, 2, 1)),
     (32, 64, (1, 4, 1)),
     (16, 32, (1, 2, 4)),

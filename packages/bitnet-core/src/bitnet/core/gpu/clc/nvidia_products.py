@@ -39,8 +39,8 @@ MAX_GROUP_WARPS = 12
 """Maximum warps of a work-group of ternary_groups_mma, which need more registers."""
 WANTED_GROUP_WARPS = 12
 """As WANTED_WARPS, of ternary_groups_mma."""
-MAX_SHARED_COLS = 8192
-"""Maximum columns for which a work-group of ternary_groups_mma quantises several tokens; it needs many tiles then."""
+SPLIT_GROUPS = 8
+"""Warps of ternary_groups_mma that share a tile's K, for several tokens."""
 MAX_DEPTH = 8
 """Maximum steps of MMA_STEP bytes whose loads a warp of ternary_groups_mma has in flight."""
 TABLE_GROUPS, TABLE_ROWS, TABLE_WARPS, DIGITS_GROUP = (32, 64, 128), 8, 4, 256
@@ -102,9 +102,8 @@ class NvidiaProducts(Products):
     def quantises(self, w: TernaryBuffer, tokens: int, *, times: int = 1) -> bool:
         if not self._decodes(w):
             return super().quantises(w, tokens, times=times)
-        held = tokens * (4 * w.row_bytes + 256 + 64)
-        held += MAX_WARPS * (WARP * 16 + 8) if w.group is None else self._group_bytes(w, tokens)
-        return tokens == 1 or (tokens <= DECODE_TOKENS and held <= self._local)
+        held = tokens * (4 * w.row_bytes + 256 + 64) + MAX_WARPS * (WARP * 16 + 8)
+        return tokens == 1 or (w.group is None and tokens <= DECODE_TOKENS and held <= self._local)
 
     def dense_matmul(self, ctx: Context, op: DenseMatmul, bucket: Bucket) -> list[Launch]:
         """Each weight row is read once for up to 64 rows of x."""
@@ -170,22 +169,12 @@ class NvidiaProducts(Products):
         and steps of each warp whose terms are in local memory."""
         assert w.group is not None
         tiles, steps = ceil_div(w.rows, MMA_ROWS), ceil_div(w.row_bytes, MMA_STEP)
-        wanted = next_power_of_two(ceil_div(self._units * WANTED_GROUP_WARPS, tiles))
-        split = min(wanted if tokens == 1 or w.cols > MAX_SHARED_COLS else 1, steps, MAX_GROUP_WARPS)
-        most = MAX_GROUP_WARPS if tokens == 1 or split == 1 else split
-        taken = max(1, most // split)
+        wanted = next_power_of_two(ceil_div(self._units * WANTED_GROUP_WARPS, tiles)) if tokens == 1 else SPLIT_GROUPS
+        split = min(wanted, steps, MAX_GROUP_WARPS)
+        taken = MAX_GROUP_WARPS // split if tokens == 1 else 1
         each, per = ceil_div(steps, split), 256 // w.group
         span = each if taken * MMA_ROWS * tokens * (each * split * per | 1) * 4 <= TERM_BYTES else 1
         return {"TILES": taken, "KSPLIT": split, "DEPTH": min(each, MAX_DEPTH), "SPAN": span}
-
-    def _group_bytes(self, w: TernaryBuffer, tokens: int) -> int:
-        """Bytes of local memory that ternary_groups_mma needs for terms."""
-        assert w.group is not None
-        shape = self._group_shape(w, tokens)
-        if shape["KSPLIT"] == 1:
-            return 0
-        pitch = shape["SPAN"] * shape["KSPLIT"] * (256 // w.group) | 1
-        return 2 * shape["TILES"] * MMA_ROWS * tokens * pitch * 4
 
     def _tiles(self, w: TernaryBuffer) -> bool:
         """Whether ternary_gemm_mma supports this weight: it reads activations 16 bytes at a time."""
@@ -195,7 +184,8 @@ class NvidiaProducts(Products):
         """Preprocessor constants of ternary_gemm_mma: tall tiles if there are enough for all compute units; with scales
         of groups, whose sums take more registers, ones of fewer warps."""
         token_tile = min(64, max(16, power_of_two(tokens)))
-        tall = ceil_div(w.rows, 128) * ceil_div(tokens, token_tile) >= self._units * 3 // 4
+        enough = ceil_div(w.rows, 128) * ceil_div(tokens, token_tile) >= self._units * 3 // 4
+        tall = enough and w.group is None
         row_tile, warps = (128, (4, min(2, token_tile // 16))) if tall else (32, (2, token_tile // 16))
         for side in (128, token_tile) if w.group is not None else ():
             if ceil_div(w.rows, 64) * ceil_div(tokens, side) >= 2 * self._units:
