@@ -5,14 +5,13 @@ from __future__ import annotations
 import json
 import os
 import random
-import secrets
 import signal
 import subprocess
 import sys
-import threading
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -33,10 +32,6 @@ SLOW = pytest.mark.nightly(
         "packages/bitnet-server/src/bitnet/server/http/offline.py",
     )
 )
-
-
-TOKEN = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex(16)}
-ENVIRONMENT = {**os.environ, "RAY_USAGE_STATS_ENABLED": "0", **TOKEN}
 
 
 class Loads:
@@ -118,8 +113,8 @@ def row(id: str, **body: Any) -> dict[str, Any]:
 class Cluster:
     """A cluster of this machine, and runs of ``bitnet batch`` on it."""
 
-    def __init__(self, folder: Path, address: str) -> None:
-        self.folder, self.address = folder, address
+    def __init__(self, folder: Path, address: str, environment: Mapping[str, str]) -> None:
+        self.folder, self.address, self.environment = folder, address, environment
 
     def start(self, *options: str) -> subprocess.Popen[str]:
         arguments = ["batch", "-i", "in.jsonl", "-o", "out.jsonl", "--device", "cpu", "-t", "1", "-c", "256", *options]
@@ -129,7 +124,7 @@ class Cluster:
             stdin=subprocess.DEVNULL,
             stderr=subprocess.PIPE,
             text=True,
-            env=ENVIRONMENT,
+            env=self.environment,
         )
 
     def answered(self) -> int:
@@ -156,30 +151,12 @@ def _environment(pid: int) -> str:
 
 
 @pytest.fixture
-def cluster(tmp_path: Path) -> Iterator[Cluster]:
-    """A head with room for two replicas, whose processes carry this folder's name in their environment."""
-    command = [sys.executable, "-m", "ray.scripts.scripts"]
-    environment = {**ENVIRONMENT, "BITNET_TEST_CLUSTER": str(tmp_path)}
-    port = random.randrange(20_000, 30_000)
-    options = ["--num-cpus", "2", "--include-dashboard", "false", "--object-store-memory", str(128 << 20)]
-    head = subprocess.Popen(
-        [*command, "start", "--head", "--block", "--port", str(port), *options],
-        env=environment,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        start_new_session=True,
-    )
-    assert head.stdout is not None
-    for line in head.stdout:
-        if "Ray runtime started" in line:
-            break
-    threading.Thread(target=head.stdout.read, daemon=True).start()
-    try:
-        yield Cluster(tmp_path, f"127.0.0.1:{port}")
-    finally:
-        os.killpg(head.pid, signal.SIGKILL)  # asked to end, it takes longer than the test
-        head.wait()
+def cluster(
+    tmp_path: Path, head: Callable[..., AbstractContextManager[str]], environment: Mapping[str, str]
+) -> Iterator[Cluster]:
+    """A cluster with room for two replicas, whose processes have this folder's name in their environment."""
+    with head(2, BITNET_TEST_CLUSTER=str(tmp_path)) as address:
+        yield Cluster(tmp_path, address, environment)
 
 
 def _each_row_once(cluster: Cluster, count: int) -> None:

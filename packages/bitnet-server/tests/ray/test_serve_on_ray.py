@@ -31,6 +31,8 @@ def refused(*arguments: str) -> str:
         (["--write-config", "x.yaml"], "--write-config needs --ray"),
         (["--ray", "--replicas", "0"], "neither auto nor a number from 1"),
         (["--ray", "--replicas", "some"], "some is neither auto nor a number"),
+        (["--min-replicas", "0"], "--min-replicas needs --ray"),
+        (["--ray", "--replicas", "2", "--min-replicas", "0"], "--min-replicas needs --replicas auto"),
         (["--ray", "--gpus-per-replica", "-1"], "not in the range"),
         (["--ray", "--gpus-per-replica", "nan"], "nan"),
         (["--ray", "--uds", "socket"], "--uds and --ray exclude each other"),

@@ -27,7 +27,7 @@ GROUPS = {
             "drain",
         ),
     ),
-    "Cluster": ("ray", "address", "replicas", "gpus_per_replica", "write_config"),
+    "Cluster": ("ray", "address", "replicas", "min_replicas", "gpus_per_replica", "write_config"),
     "Network": ("host", "port", "uds", "root_path", "ssl_certfile", "ssl_keyfile", "log_format"),
 }
 """Maps headings of the help to the options under them; all other options are under the model's heading."""

@@ -188,6 +188,13 @@ if TYPE_CHECKING:
 )
 @cluster_options
 @click.option(
+    "--min-replicas",
+    metavar="N",
+    type=click.IntRange(0, 10_000),
+    callback=cluster_only,
+    help="Minimum replicas with --replicas auto; 0: none while there is nothing to do.  [default: 1]",
+)
+@click.option(
     "--write-config",
     metavar="FILE",
     type=FileName(),
@@ -244,6 +251,8 @@ def _serve_on_ray(params: dict[str, Any], settings: Settings, listen: Listen) ->
     for name in ("uds", "max_memory", "models", "isolate"):
         if params[name]:
             raise click.UsageError(f"--{name.replace('_', '-')} and --ray exclude each other.")
+    if params["min_replicas"] is not None and params["replicas"] != "auto":
+        raise click.UsageError("--min-replicas needs --replicas auto.")
     if listen.port == 0:
         raise click.UsageError("--port 0 and --ray exclude each other: every node listens on the same port.")
     check_ray("ray", "ray")
@@ -263,6 +272,7 @@ def _serve_on_ray(params: dict[str, Any], settings: Settings, listen: Listen) ->
         options={**options, "max_seqs": params["parallel"], "max_queue_tokens": params["max_queue_tokens"]},
         settings=settings,
         replicas=None if params["replicas"] == "auto" else params["replicas"] or 1,
+        min_replicas=1 if params["min_replicas"] is None else params["min_replicas"],
         drain=params["drain"],
         local=not listen.beyond_this_machine,
     )

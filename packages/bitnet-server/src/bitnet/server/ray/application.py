@@ -8,7 +8,7 @@ from typing import Any
 
 from ray import serve
 from ray.serve import Application
-from ray.serve.config import AutoscalingConfig, RequestRouterConfig
+from ray.serve.config import AutoscalingConfig, AutoscalingPolicy, RequestRouterConfig
 
 from bitnet.server.ray.engine import HEALTH_SECONDS, Engine
 from bitnet.server.ray.engine_settings import EngineSettings
@@ -23,6 +23,10 @@ MAX_ONGOING = 100_000
 MAX_REPLICAS = 100
 """Maximum replicas of a model that scales with its load; those that the cluster has no room for wait for it."""
 HEALTH_TIMEOUT = 30.0
+LOOK_BACK_SECONDS = 10.0
+"""Seconds over which the load is averaged before the number of replicas follows it; replicas tell it every 10."""
+UPSCALE_SECONDS, DOWNSCALE_SECONDS, IDLE_SECONDS = 5.0, 60.0, 300.0
+"""Seconds for which there must have been too few replicas, too many, or nothing to do at all."""
 
 
 def build(arguments: dict[str, Any]) -> Application:
@@ -62,8 +66,20 @@ def _deployment(plan: Plan, name: str) -> Any:
     places = plan.settings.max_seqs
     scale: Mapping[str, Any] = {"num_replicas": plan.replicas}
     if plan.replicas is None:
-        busy = AutoscalingConfig(min_replicas=1, max_replicas=MAX_REPLICAS, target_ongoing_requests=0.75 * places)
-        scale = {"autoscaling_config": busy}
+        policy = AutoscalingPolicy(
+            policy_function="bitnet.server.ray.policy:TokenPolicy", policy_kwargs={"places": places}
+        )
+        by_load = AutoscalingConfig(
+            min_replicas=plan.min_replicas,
+            initial_replicas=max(1, plan.min_replicas),  # a model that does not load is an error now
+            max_replicas=MAX_REPLICAS,
+            policy=policy,
+            look_back_period_s=LOOK_BACK_SECONDS,
+            upscale_delay_s=UPSCALE_SECONDS,
+            downscale_delay_s=DOWNSCALE_SECONDS,
+            downscale_to_zero_delay_s=IDLE_SECONDS,
+        )
+        scale = {"autoscaling_config": by_load}
     return serve.deployment(Engine).options(
         name=name,
         ray_actor_options={"num_cpus": plan.cpus, "num_gpus": plan.gpus},

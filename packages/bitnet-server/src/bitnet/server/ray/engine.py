@@ -17,6 +17,7 @@ from bitnet.server.models.backend import InProcess
 from bitnet.server.ray.engine_settings import EngineSettings
 from bitnet.server.ray.index import PERIOD_SECONDS
 from bitnet.server.ray.logs import share_log
+from bitnet.server.ray.scaling import Use
 from bitnet.server.ray.summary import Summary, short_hashes
 from bitnet.server.ray.work import Facts, State, Work
 from bitnet.server.request.errors import RequestError, as_request_error
@@ -45,7 +46,7 @@ class Engine:
         context = serve.get_replica_context()
         self._deployment, self._replica = context.deployment, context.replica_id.unique_id
         self._node = ray.get_runtime_context().get_node_id()
-        self._answered = 0.0
+        self._answered, self._places = 0.0, int(settings.options["max_seqs"])
         self._publishing = asyncio.ensure_future(self._publish())
         log.info("replica %s on node %s serves %r", self._replica, self._node, self._model)
 
@@ -75,6 +76,10 @@ class Engine:
             if told.status == 500:
                 log.exception("a generation failed", exc_info=error)
             yield told
+
+    def record_autoscaling_stats(self) -> dict[str, float]:
+        """What this replica has to do, for :class:`~bitnet.server.ray.policy.TokenPolicy`."""
+        return Use.of(self._model.load(), self._places).metrics()
 
     async def check_health(self) -> None:
         """Compute one token, unless a request had one computed lately.

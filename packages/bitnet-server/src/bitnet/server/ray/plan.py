@@ -22,6 +22,7 @@ class Plan:
         options: Arguments of :func:`~bitnet.core.load_model` for every replica.
         settings: The application's settings.
         replicas: Replicas of each model; None: as many as the load needs.
+        min_replicas: Minimum replicas where their number follows the load; 0: none while there is nothing to do.
         gpus, cpus: What Ray reserves for a replica.
         drain: Seconds within which the requests of a replica must end before it is stopped.
         local: Whether only this machine is listened on.
@@ -31,6 +32,7 @@ class Plan:
     options: Mapping[str, Any]
     settings: Settings
     replicas: int | None = 1
+    min_replicas: int = 1
     gpus: float = 0.0
     cpus: float = 1.0
     drain: float = 30.0
