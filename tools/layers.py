@@ -137,6 +137,7 @@ SERVER = House(
         "ray",
         "data",
         "bench",
+        "launch",
         "commands",
         "",
     ),
