@@ -47,6 +47,12 @@ class Cluster:
             assert time.monotonic() < ends, (name, self.gauge(name))
             time.sleep(0.1)
 
+    def pids(self, name: str) -> list[int]:
+        """The processes of this cluster that Ray calls by a name."""
+        command = ["pgrep", "-s", str(self.process.pid), "-f", f"^ray::{name}"]
+        found = subprocess.run(command, capture_output=True, text=True, check=False)
+        return [int(pid) for pid in found.stdout.split()]
+
     def log(self, name: str) -> str:
         return "".join(file.read_text() for file in self.logs.glob(f"*{name}*.log"))
 
@@ -170,13 +176,7 @@ def test_conversations_stay_where_their_prefix_is(cluster: Cluster) -> None:
 
 def test_a_killed_replica_loses_no_request_that_has_not_begun_to_stream(cluster: Cluster) -> None:
     def pids() -> list[int]:
-        found = subprocess.run(
-            ["pgrep", "-s", str(cluster.process.pid), "-f", "ServeReplica:bitnet:engine"],
-            capture_output=True,
-            text=True,
-            check=False,
-        )
-        return [int(pid) for pid in found.stdout.split()]
+        return cluster.pids("ServeReplica:bitnet:engine")
 
     async def load() -> tuple[list[httpx.Response], list[str]]:
         async with httpx.AsyncClient(base_url=cluster.url, timeout=60) as client:
@@ -201,6 +201,48 @@ def test_a_killed_replica_loses_no_request_that_has_not_begun_to_stream(cluster:
         assert time.monotonic() < ends
         time.sleep(0.2)
     assert cluster.client.post("/v1/completions", json={"prompt": "a", "max_tokens": 3}).status_code == 200
+
+
+@pytest.mark.parametrize("name", ["ServeController", "ServeReplica:bitnet:prefixes"])
+def test_requests_go_on_without_what_only_steers_them(cluster: Cluster, name: str) -> None:
+    """The controller and the index are killed under load, and replaced."""
+
+    async def load() -> list[httpx.Response]:
+        async with httpx.AsyncClient(base_url=cluster.url, timeout=60) as client:
+            body = {"prompt": "Once", "max_tokens": 100, "ignore_eos": True}
+
+            async def several() -> list[httpx.Response]:
+                return [await client.post("/v1/completions", json=body) for _ in range(4)]
+
+            asked = [asyncio.ensure_future(several()) for _ in range(8)]
+            await asyncio.sleep(0.5)
+            (pid,) = cluster.pids(name)
+            os.kill(pid, signal.SIGKILL)
+            return [answer for answers in await asyncio.gather(*asked) for answer in answers]
+
+    before = cluster.pids(name)
+    assert [answer.status_code for answer in asyncio.run(load())] == [200] * 32
+    ends = time.monotonic() + 60
+    while (now := cluster.pids(name)) == before or not now:
+        assert time.monotonic() < ends
+        time.sleep(0.2)
+    assert cluster.client.post("/v1/completions", json={"prompt": "a", "max_tokens": 3}).status_code == 200
+
+
+def test_a_killed_ingress_serves_again_within_30_seconds(cluster: Cluster) -> None:
+    """Requests in it are lost, as Serve does not repeat them."""
+    (pid,) = cluster.pids("ServeReplica:bitnet:ingress")
+    os.kill(pid, signal.SIGKILL)
+    began = time.monotonic()
+    while True:
+        try:
+            answer = cluster.client.post("/v1/completions", json={"prompt": "a", "max_tokens": 3}, timeout=5)
+            if answer.status_code == 200:
+                break
+        except httpx.TransportError:
+            pass
+        assert time.monotonic() - began < 30
+        time.sleep(0.2)
 
 
 def test_sigterm_lets_requests_finish(cluster: Cluster) -> None:
