@@ -22,7 +22,7 @@ from bitnet.core.devices.isolated import IsolatedDevice, open_isolated
 from bitnet.core.errors import BitNetError, DeviceError, DeviceLostError, InvalidInputError, ModelFileError
 from bitnet.core.hal import Limits, OpenOptions, SequenceStep, Step, StepLayout, run
 from bitnet.core.hal import Program as HalProgram
-from bitnet.core.support.helper.program import Program, command
+from bitnet.core.support.helper.program import Program, command, first_message
 from bitnet.core.support.helper.values import dumped, loaded
 from bitnet.core.testing.model import TinyModel
 
@@ -63,8 +63,10 @@ def test_a_child_without_a_request_ends_silently(written: bytes) -> None:
 
 def test_a_probe_that_nobody_waits_for_ends_silently(tmp_path: Path) -> None:
     request = b'{"backend": "cpu", "seconds": 60}'
-    frames = b"".join(bytes(8) + len(data).to_bytes(8, "big") + data for data in (b"30", request))
-    arguments = command(Program(code="bitnet.core.devices.examinee", purpose=""))
+    module = Program(code="bitnet.core.devices.examinee", purpose="", setup=b"30")
+    first = b"".join(first_message(module))
+    frames = b"".join(bytes(8) + len(data).to_bytes(8, "big") + data for data in (first, request))
+    arguments = command(module)
     with (tmp_path / "errors").open("w+b") as errors_of_child:
         pipe = subprocess.PIPE
         with subprocess.Popen(arguments, stdin=pipe, stdout=pipe, stderr=errors_of_child) as process:

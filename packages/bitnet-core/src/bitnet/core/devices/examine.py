@@ -142,8 +142,12 @@ class _Examiner:
         try:
             self.begin()
             assert self._child is not None
-            answer: dict[str, Any] = json.loads(self._child.answer(seconds))
-            return answer
+            answer = json.loads(self._child.answer(seconds))
+            if isinstance(answer, dict):
+                return answer
+            how = "answered with something other than a JSON object"
+        except ValueError:
+            how = "answered with something other than JSON"
         except HelperStartError as error:
             how = f"could not be tried ({error.reason})"
         except HelperEnded as error:

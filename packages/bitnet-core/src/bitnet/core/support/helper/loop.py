@@ -1,9 +1,9 @@
 """The loop of a helper process: reads requests, has a program answer them, and writes the answers.
 
-It imports nothing of this package and can run without ``site``: ``process.py`` says where the program and its packages
-are. Requests and answers are bytes behind their length. Before it, a request has its limit of processor time, and an
-answer a letter for its kind. If memory is limited, it is before the first request: by the system if possible, else by
-the parent, which watches the process.
+It imports nothing of this package and can run without ``site``: what it reads first says where the program's packages
+are, and has its setup. Then come requests. Requests and answers are bytes behind their length. Before it, a request has
+its limit of processor time, and an answer a letter for its kind. If memory is limited, it is before the first request:
+by the system if possible, else by the parent, which watches the process.
 """
 
 from __future__ import annotations
@@ -119,12 +119,18 @@ class _Loop:
             setup = self._read()[1]
         except EOFError:
             os._exit(0)
+        size = int.from_bytes(setup[:8], "big")
+        path = bytes(setup[8 : 8 + size])
+        places = [os.fsdecode(place) for place in path.split(b"\0")] if path else []
+        del setup[: 8 + size]
         if os.path.isabs(code):  # noqa: PTH117
+            sys.path += places
             with open(code, "rb") as file:  # noqa: PTH123
                 exec(compile(file.read(), code, "exec"), names)
         else:
             import importlib
 
+            sys.path[:] = places
             names = vars(importlib.import_module(code))
         if setup:
             names["prepare"](setup, self.ask)

@@ -25,6 +25,7 @@ from bitnet.core.support.helper.program import (
     command,
     described,
     detached,
+    first_message,
     job,
 )
 
@@ -116,7 +117,7 @@ class HelperProcess:
         try:
             self._job = job(self._process, program)
             self._thread.start()
-            self._put(program.setup)
+            self._put(first_message(program))
         except BaseException:  # an interrupt, too: nobody else knows of it yet
             self._process.kill()
             self._requests.put(None)
@@ -140,13 +141,15 @@ class HelperProcess:
         """
         if self._ready:
             return
-        with suppress(HelperEnded):
+        how = "answered before it was ready"
+        try:
             self._ready = self._next(self._started + START_SECONDS, START_SECONDS)[0] == READY
+        except HelperEnded as error:
+            how = f"{error}: {error.last_line}" if error.last_line else str(error)
         if not self._ready:
             self._process.kill()
             self.end()
-            reason = f"it ended with status {self._process.wait()}"
-            raise HelperStartError(self._program.purpose, command(self._program)[0], reason)
+            raise HelperStartError(self._program.purpose, command(self._program)[0], f"it {how}")
 
     def send(self, request: Data, cpu_seconds: float = 0.0) -> None:
         """Send a request without waiting, not even for the start."""

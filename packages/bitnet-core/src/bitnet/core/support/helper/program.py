@@ -19,7 +19,7 @@ from bitnet.core.support.helper.job import Job
 from bitnet.core.support.helper.loop import Data
 
 _BOOT = (
-    "import sys; sys.path{} sys.argv[5:]; names = {{'__name__': 'loop'}}; "
+    "import sys; names = {'__name__': 'loop'}; "
     "exec(compile(open(sys.argv[1], 'rb').read(), sys.argv[1], 'exec'), names); "
     "names['main'](sys.argv[2], int(sys.argv[3]), int(sys.argv[4]))"
 )
@@ -119,38 +119,46 @@ def possible() -> bool:
 
 
 def command(program: Program) -> list[str]:
-    """The command line of a program's process. Raises HelperStartError: There is none."""
-    python = _python(program.purpose)
+    """The command line of a program's process, which has no path of packages: Windows limits its length.
+
+    Raises:
+        HelperStartError: There is none.
+    """
+    python = _python(program.purpose, launched=isinstance(program.code, str) and not program.memory)
     loop = Path(__file__).with_name("loop.py").absolute()
+    options = ["-I"] if isinstance(program.code, str) else ["-I", "-S"]
+    return [python, *options, "-c", _BOOT, str(loop), str(program.code), str(program.memory), str(program.stack)]
+
+
+def first_message(program: Program) -> list[bytes]:
+    """What a program's process reads first: where its packages are, as :mod:`~bitnet.core.support.helper.loop` reads
+    it, and the setup.
+
+    Raises:
+        HelperStartError: A package is not installed.
+    """
     if isinstance(program.code, str):
-        options, boot = ["-I"], _BOOT.format("[:] =")
         places = [part for part in sys.path if isinstance(part, str)]
     else:
-        options, boot = ["-I", "-S"], _BOOT.format(" +=")
         places = [*dict.fromkeys(_place(program, package) for package in program.packages)]
-    return [
-        python,
-        *options,
-        "-c",
-        boot,
-        str(loop),
-        str(program.code),
-        str(program.memory),
-        str(program.stack),
-        *places,
-    ]
+    path = b"\0".join(os.fsencode(place) for place in places)
+    return [len(path).to_bytes(8, "big"), path, program.setup]
 
 
-def _python(purpose: str) -> str:
+def _python(purpose: str, *, launched: bool = False) -> str:
+    """The interpreter's path.
+
+    Args:
+        launched: Whether it may start another process to do the work, as that of a virtual environment does on Windows.
+            It then runs the environment's ``.pth`` files.
+    """
     from multiprocessing import spawn  # knows how an embedded Python is told which program is Python
 
     python = os.fsdecode(spawn.get_executable() or "")
     if python == sys.executable:
         if getattr(sys, "frozen", False):
             raise HelperStartError(purpose, python, "it is a frozen program, not a Python interpreter")
-        if (
-            sys.platform == "win32"
-        ):  # a virtual environment's python.exe starts another process, which our limits would not reach
+        if sys.platform == "win32" and not launched:  # limits would not reach another process
             python = getattr(sys, "_base_executable", None) or python
     if not python:
         raise HelperStartError(purpose, "Python", "the path of this interpreter is unknown")
