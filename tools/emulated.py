@@ -28,7 +28,7 @@ import numpy as np
 import pytest
 from filelock import FileLock
 
-from bitnet.core.cpu import native
+from bitnet.core.cpu import native, structures
 from bitnet.core.cpu.backend import BACKEND
 from bitnet.core.cpu.device import CpuDevice
 from bitnet.core.cpu.lowering import LoweredProgram
@@ -170,24 +170,24 @@ class EmulatedLibrary:
 
         return call
 
-    def bitnet_pack(self, level: int, pool: int, job: native.PackJob) -> None:
-        there = native.PackJob.from_buffer_copy(job)
+    def bitnet_pack(self, level: int, pool: int, job: structures.PackJob) -> None:
+        there = structures.PackJob.from_buffer_copy(job)
         there.codes = self.upload(ctypes.string_at(job.codes, job.rows * -(-job.columns // 128) * 32))
         if job.group:
             there.scales = self.upload(ctypes.string_at(job.scales, job.rows * job.columns // job.group * 2))
         self.__getattr__("bitnet_pack")(level, pool, self.upload(bytes(there)))
 
-    def bitnet_executable_new(self, level: int, pool: int, threads: int, program: native.NativeProgram) -> int:
+    def bitnet_executable_new(self, level: int, pool: int, threads: int, program: structures.NativeProgram) -> int:
         here = self.upload(bytes(program))
         handle: int = self.__getattr__("bitnet_executable_new")(level, pool, threads, here)
         self._words[handle] = program.step.words
-        last = program.ops + (program.op_count - 1) * ctypes.sizeof(native.Op)
+        last = program.ops + (program.op_count - 1) * ctypes.sizeof(structures.Op)
         kind = int.from_bytes(self.read(last, 4), "little")  # its first field
-        self._samples[handle] = kind in (native.OpKind.SAMPLE, native.OpKind.HEAD_SAMPLE)
+        self._samples[handle] = kind in (structures.OpKind.SAMPLE, structures.OpKind.HEAD_SAMPLE)
         return handle
 
     def bitnet_head_pack(
-        self, level: int, pool: int, threads: int, dense: native.DenseMatmulOp, head: native.HeadSampleOp
+        self, level: int, pool: int, threads: int, dense: structures.DenseMatmulOp, head: structures.HeadSampleOp
     ) -> bool:
         operands = self.upload(bytes(dense)), self.upload(bytes(head))
         return bool(self.__getattr__("bitnet_head_pack")(level, pool, threads, *operands))

@@ -1,9 +1,9 @@
 /* glu_norm_quant: act(gate) · up, RMSNorm if there is a weight, then per-token absmax int8. */
-#include "rows.h"
+#include "norm_quant.h"
 
 static need_t glu_norm_quant_need(const run_t *run, const op_t *op) {
     (void)run;
-    return (need_t){.scratch = aligned_bytes((size_t)op->glu_norm_quant.out.columns + VL, sizeof(double))};
+    return quant_need(op->glu_norm_quant.out.columns);
 }
 
 INLINE vd glu(vf gate, vf up, int silu) {
@@ -21,6 +21,13 @@ INLINE float glu_row(
         const int n = f - i < VL ? (int)(f - i) : VL;
         const vd a = glu(v_load_part(gate + i, n), v_load_part(gate + f + i, n), silu);
         see(&seen, a, weight ? weight + i : NULL, y + i, n);
+    }
+    if (o->transform.block) {
+        const double inverse = weight ? inverse_rms(v_sum_double(seen.squares), f, o->eps) : 1.0;
+        float *row = quant_floats(y, f);
+        for (int64_t i = 0; i < f; i += VL)
+            v_store_part(row + i, __builtin_convertvector(*(const vd_mem *)(y + i) * inverse, vf), f - i < VL ? (int)(f - i) : VL);
+        return transformed_row(&o->transform, row, y, out, f);
     }
     return quantise_row(seen, y, weight != NULL, o->eps, out, f);
 }

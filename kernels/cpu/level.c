@@ -31,9 +31,13 @@
 
 #include "add_bias.h"
 #include "attention.h"
+#include "causal_conv.h"
 #include "center_rows.h"
+#include "delta_gates.h"
+#include "delta_rule.h"
 #include "dense_matmul.h"
 #include "embed.h"
+#include "gated_quant.h"
 #include "glu_norm_quant.h"
 #include "head_sample.h"
 #include "norm_quant.h"
@@ -77,5 +81,9 @@ const level_t JOIN(level_, LEVEL) = {
             [OP_TABLE_MATMUL] = STREAMING(table_matmul),
             [OP_ADD_BIAS] = OPERATION(add_bias, NULL),
             [OP_CENTER_ROWS] = OPERATION(center_rows, NULL),
+            [OP_CAUSAL_CONV] = OPERATION(causal_conv, NULL),
+            [OP_DELTA_GATES] = OPERATION(delta_gates, delta_gates_need),
+            [OP_DELTA_RULE] = OPERATION(delta_rule, delta_rule_need),
+            [OP_GATED_QUANT] = OPERATION(gated_quant, gated_quant_need),
         },
 };

@@ -16,7 +16,7 @@ typedef struct {
     int32_t logprobs; /* words of a row's log-probabilities: 1 and 2 for each of the likeliest, or 0 */
     const int32_t *slot;
     const float *repetition, *presence, *frequency;
-    const int32_t *block_table;
+    const int32_t *block_table, *state_from, *state_to;
 } step_t;
 
 typedef struct {

@@ -217,6 +217,8 @@ static void view_step(executable_t *e) {
         .presence = (const float *)(words + at->presence),
         .frequency = (const float *)(words + at->frequency),
         .block_table = words + at->block_table,
+        .state_from = words + at->state_from,
+        .state_to = words + at->state_to,
     };
 }
 
@@ -235,6 +237,7 @@ static void advance(executable_t *e, const int32_t *sampled, int32_t turn) {
     for (int32_t s = 0; s < e->run.step.seqs; s++) {
         e->step[at->tokens + s] = sampled[s] < 0 ? 0 : sampled[s];
         e->step[at->seq_len + s]++;
+        e->step[at->state_from + s] = e->step[at->state_to + s];
     }
 }
 

@@ -30,13 +30,30 @@ enum op_kind {
     OP_TABLE_MATMUL,
     OP_ADD_BIAS,
     OP_CENTER_ROWS,
+    OP_CAUSAL_CONV,
+    OP_DELTA_GATES,
+    OP_DELTA_RULE,
+    OP_GATED_QUANT,
     OP_KINDS
 };
+
+/* A Walsh-Hadamard transform of a row. */
+typedef struct {
+    const float *signs; /* of the whole row, or NULL */
+    int32_t block, pad; /* elements; 0: no transform */
+} transform_t;
+
+/* A state of the sequences, which the operation lays out as it likes. */
+typedef struct {
+    float *data;
+    int64_t entry; /* elements of one */
+} state_t;
 
 typedef struct {
     const void *table; /* [V, D] */
     int32_t half, pad;
     matrix_t out;
+    transform_t transform;
 } embed_op_t;
 
 typedef struct {
@@ -46,6 +63,7 @@ typedef struct {
     int32_t pad;
     matrix_t out;
     float *scale;
+    transform_t transform;
 } norm_quant_op_t;
 
 /* One of the matrices stacked along N, repacked by the level's `pack`. */
@@ -71,6 +89,7 @@ typedef struct {
     ternary_part_t table;
     int32_t group, pad;
     matrix_t out;
+    transform_t transform;
 } table_embed_op_t;
 
 typedef struct {
@@ -91,11 +110,11 @@ typedef struct {
 typedef struct {
     matrix_t qkv;
     kv_layer_t layer;
-    const float *cosine, *sine; /* [positions, head_dim / 2] */
+    const float *cosine, *sine; /* [positions, rotated / 2] */
     int32_t heads, kv_heads, head_dim, interleaved;
     const float *q_norm, *k_norm; /* [head_dim], or NULL */
     float eps;
-    int32_t pad;
+    int32_t rotated; /* elements of a head, from its first on */
 } rope_append_op_t;
 
 typedef struct {
@@ -111,6 +130,7 @@ typedef struct {
     int32_t silu; /* else squared ReLU */
     matrix_t out;
     float *scale;
+    transform_t transform;
 } glu_norm_quant_op_t;
 
 typedef struct {
@@ -119,6 +139,7 @@ typedef struct {
     float eps;
     int32_t pad;
     matrix_t out;
+    transform_t transform;
 } norm_rows_op_t;
 
 typedef struct {
@@ -129,6 +150,37 @@ typedef struct {
 typedef struct {
     matrix_t x, out;
 } center_rows_op_t;
+
+typedef struct {
+    matrix_t x, out;
+    const float *weight; /* [taps, C]: transposed */
+    state_t state; /* [taps - 1, C] */
+    int32_t taps, pad;
+} causal_conv_op_t;
+
+typedef struct {
+    matrix_t x, out;
+    const float *weight, *alpha, *beta, *bias, *rate;
+    float eps;
+    int32_t heads;
+} delta_gates_op_t;
+
+typedef struct {
+    matrix_t qkv, gates, out;
+    state_t state; /* as delta_rule.h says */
+    int32_t k_heads, v_heads, d_k, d_v;
+    float eps;
+    int32_t tiled;
+} delta_rule_op_t;
+
+typedef struct {
+    matrix_t x, gate, out;
+    const float *weight; /* [head_dim], or NULL */
+    float *scale;
+    float eps;
+    int32_t head_dim, silu, untile; /* silu: else sigmoid */
+    transform_t transform;
+} gated_quant_op_t;
 
 typedef struct {
     matrix_t x;
@@ -177,6 +229,10 @@ typedef struct op {
         table_matmul_op_t table_matmul;
         add_bias_op_t add_bias;
         center_rows_op_t center_rows;
+        causal_conv_op_t causal_conv;
+        delta_gates_op_t delta_gates;
+        delta_rule_op_t delta_rule;
+        gated_quant_op_t gated_quant;
     };
 } op_t;
 
@@ -201,6 +257,7 @@ typedef struct {
     int32_t words;
     int32_t tokens, token_seq, seq_begin, seq_len, rows;
     int32_t temperature, top_k, top_p, min_p, seed_lo, seed_hi, slot, repetition, presence, frequency, block_table;
+    int32_t state_from, state_to;
 } step_layout_t;
 
 typedef struct {

@@ -12,7 +12,7 @@ static void norm_head(float *head, const float *weight, float eps, int d) {
     for (int i = 0; i < d; i++) head[i] = (float)(head[i] * inverse * weight[i]);
 }
 
-/* One head: from[d] rotated to to[d], which may be the same. */
+/* The first d elements of a head: from[d] rotated to to[d], which may be the same. */
 static void rotate(const float *from, float *to, const float *cosine, const float *sine, int d, int interleaved) {
     const int half = d / 2;
     if (interleaved) {
@@ -79,7 +79,7 @@ static void rope_append(run_t *run, const op_t *op, int thread) {
     const rope_append_op_t *o = &op->rope_append;
     const kv_t *kv = &run->program.kv;
     const step_t *step = &run->step;
-    const int d = o->head_dim, ratio = o->heads / o->kv_heads;
+    const int d = o->head_dim, turned = o->rotated, ratio = o->heads / o->kv_heads;
     const int64_t k_codes = (int64_t)d * kv->k_stride, v_codes = (int64_t)kv->block_size * kv->v_stride; /* of a head */
     const int64_t items = (int64_t)step->tokens * o->kv_heads;
     for (int64_t item; (item = pool_take(run->pool, thread, items)) >= 0;) {
@@ -87,15 +87,15 @@ static void rope_append(run_t *run, const op_t *op, int thread) {
         const int32_t p = token_position(step, m);
         const int32_t *table = step->block_table + (int64_t)step->token_seq[m] * run->program.limits.max_blocks;
         const int64_t block = table[p / kv->block_size] * kv->block, place = p % kv->block_size;
-        const float *cosine = o->cosine + (int64_t)p * (d / 2), *sine = o->sine + (int64_t)p * (d / 2);
+        const float *cosine = o->cosine + (int64_t)p * (turned / 2), *sine = o->sine + (int64_t)p * (turned / 2);
         float *row = (float *)o->qkv.data + (int64_t)m * o->qkv.stride;
         for (int h = g * ratio; h < (g + 1) * ratio; h++) {
             if (o->q_norm) norm_head(row + h * d, o->q_norm, o->eps, d);
-            rotate(row + h * d, row + h * d, cosine, sine, d, o->interleaved);
+            rotate(row + h * d, row + h * d, cosine, sine, turned, o->interleaved);
         }
         float *k = row + (o->heads + g) * d, *v = k + o->kv_heads * d;
         if (o->k_norm) norm_head(k, o->k_norm, o->eps, d);
-        rotate(k, k, cosine, sine, d, o->interleaved);
+        rotate(k, k, cosine, sine, turned, o->interleaved);
         const int64_t keys = block + g * kv->k_head, values = block + g * kv->v_head;
         if (kv->type == KV_I8) {
             int8_t *k_to = (int8_t *)o->layer.k + keys, *v_to = (int8_t *)o->layer.v + values;

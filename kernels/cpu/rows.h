@@ -25,6 +25,27 @@ INLINE double inverse_rms(double sum_of_squares, int64_t k, float eps) {
     return 1.0 / sqrt(sum_of_squares / (double)k + (double)eps);
 }
 
+INLINE double sum_of_squares(const float *x, int64_t k) {
+    vd sum = (vd)(0.0);
+    for (int64_t i = 0; i < k; i += VL) {
+        const vd a = v_wide(v_load_part(x + i, k - i < VL ? (int)(k - i) : VL));
+        sum += a * a;
+    }
+    return v_sum_double(sum);
+}
+
+/* to = RMSNorm(x), rounded once. */
+INLINE void norm_floats(const float *x, const float *weight, float eps, float *to, int64_t k) {
+    const double inverse = inverse_rms(sum_of_squares(x, k), k, eps);
+    for (int64_t i = 0; i < k; i += VL) {
+        const int n = k - i < VL ? (int)(k - i) : VL;
+        const vd a = v_wide(v_load_part(x + i, n)) * inverse * v_wide(v_load_part(weight + i, n));
+        v_store_part(to + i, __builtin_convertvector(a, vf), n);
+    }
+}
+
+INLINE vf v_sigmoid(vf a) { return 1.0f / (1.0f + v_exp(-a)); }
+
 INLINE float greatest_magnitude(const float *x, int64_t k) {
     vf top = v_set(0.0f);
     int64_t i = 0;

@@ -7,6 +7,7 @@
  * product is rounded to f32 once, and added to those of the groups before it. No score depends on other rows.
  */
 #include "group_matmul.h"
+#include "transform.h"
 
 #define DIGITS 3
 #define TABLE_ROWS (BLOCK_TOKENS / DIGITS) /* rows of activations a pass */
@@ -44,8 +45,11 @@ static void table_row(const table_embed_op_t *o, int64_t row, float *out) {
 
 static void table_embed(run_t *run, const op_t *op, int thread) {
     const table_embed_op_t *o = &op->table_embed;
-    for (int64_t m; (m = pool_take(run->pool, thread, run->step.tokens)) >= 0;)
-        table_row(o, run->step.token[m], (float *)o->out.data + m * o->out.stride);
+    for (int64_t m; (m = pool_take(run->pool, thread, run->step.tokens)) >= 0;) {
+        float *out = (float *)o->out.data + m * o->out.stride;
+        table_row(o, run->step.token[m], out);
+        if (o->transform.block) transform_row(&o->transform, 1, out, o->out.columns);
+    }
 }
 
 /* The parts of the shared scratch, for `rows` of activations. */

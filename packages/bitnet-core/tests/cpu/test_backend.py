@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from bitnet.core.cpu import native
+from bitnet.core.cpu import native, structures
 from bitnet.core.cpu.backend import BACKEND
 from bitnet.core.cpu.device import CpuDevice, device_of
 from bitnet.core.cpu.probe import int8_peak, read_bandwidth
@@ -56,7 +56,7 @@ def test_broken_library_is_named_with_the_loader_s_message(library_at: pytest.Mo
 
 
 def test_library_of_another_version_is_not_used(library: ctypes.CDLL, library_at: pytest.MonkeyPatch) -> None:
-    library_at.setattr(native, "Op", native.Matrix)
+    library_at.setattr(native, "Op", structures.Matrix)
     found = BACKEND.probe()
     assert [info.name for info in found.devices] == ["cpu:numpy"]
     assert "another version" in found.reason

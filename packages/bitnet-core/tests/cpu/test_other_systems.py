@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from bitnet.core.cpu import native
+from bitnet.core.cpu import native, structures
 from bitnet.core.hal import Limits, OpenOptions, SamplingParams, SequenceStep, run
 from bitnet.core.testing import ConformanceSuite
 from bitnet.core.testing.model import TinyModel
@@ -157,7 +157,7 @@ def test_pools_come_and_go(system: OtherSystem) -> None:
         assert pool
         codes = np.zeros((256, 1, 32), np.uint8)
         packed = library.bitnet_pages_alloc(library.bitnet_packed_bytes(level, 256, 128, 0))
-        library.bitnet_pack(level, pool, native.PackJob(codes.ctypes.data, packed, 256, 128))
+        library.bitnet_pack(level, pool, structures.PackJob(codes.ctypes.data, packed, 256, 128))
         library.bitnet_pool_delete(pool)
     library.close()
 

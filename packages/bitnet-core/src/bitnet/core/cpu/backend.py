@@ -9,12 +9,13 @@ import numpy as np
 
 from bitnet.core.cpu import native
 from bitnet.core.cpu.device import CpuDevice, device_of
-from bitnet.core.cpu.native import OpKind
+from bitnet.core.cpu.structures import OpKind
 from bitnet.core.cpu.threads import default_threads
 from bitnet.core.errors import DeviceError
 from bitnet.core.hal import (
     HAL_API,
     KERNEL_FEATURES,
+    STATES,
     Device,
     DeviceInfo,
     DeviceType,
@@ -82,7 +83,7 @@ class CpuBackend:
             vendor=_vendor(system.cpu_model()),
             type=DeviceType.CPU,
             memory=system.memory_total(),
-            features=(*_FEATURES[level], *KERNEL_FEATURES),
+            features=(*_FEATURES[level], *KERNEL_FEATURES, STATES),
             details={"level": level, "cores": str(default_threads()), "architecture": platform.machine()},
         )
 

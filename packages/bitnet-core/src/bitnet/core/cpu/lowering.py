@@ -3,31 +3,31 @@
 from __future__ import annotations
 
 import ctypes
+import math
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
-from bitnet.core.cpu import native
+from bitnet.core.cpu import native, structures
 from bitnet.core.cpu.compact_head import CompactHead
 from bitnet.core.cpu.memory import Arena, aligned, view
-from bitnet.core.cpu.native import OpKind
-from bitnet.core.errors import InvalidInputError, OutOfMemoryError, UnsupportedProgramError
+from bitnet.core.cpu.operations import Operands, PackedMatrix, lower
+from bitnet.core.cpu.structures import OpKind
+from bitnet.core.errors import InvalidInputError, OutOfMemoryError
 from bitnet.core.hal import (
     AddBias,
-    Attention,
-    CenterRows,
+    CausalConv,
+    DeltaGates,
+    DeltaRule,
     DenseMatmul,
     DenseWeight,
     Embed,
     GluNormQuant,
     NormQuant,
     NormRows,
-    Op,
     Program,
-    Quantize,
-    RopeAppend,
-    Sample,
     StepLayout,
     TernaryMatmul,
     TernaryWeight,
@@ -41,17 +41,10 @@ HEAD_CHUNK = 64
 """Rows of a head that share one maximum step and norm: ``HEAD_CHUNK`` in ``kernels/cpu/head_layout.h``."""
 LANES = 16
 """Positions and elements of the cache are padded to this: the widest vector of f32."""
+DELTA_COLUMNS = 64
+"""Columns of a block of a state of ``delta_rule``: ``DELTA_COLUMNS`` in ``kernels/cpu/delta_rule.h``."""
 PAGE = 4096
 """Bytes of a small page."""
-
-
-class PackedMatrix(NamedTuple):
-    """A repacked ternary matrix, as ``TernaryPart``: address of the codes, of the scales if several, rows, scale."""
-
-    codes: int
-    scales: int | None
-    rows: int
-    scale: float
 
 
 def padded(n: int) -> int:
@@ -99,10 +92,11 @@ class LoweredProgram:
         try:
             self._lay_out_cache()
             self._lay_out_tensors()
+            self._lay_out_states()
             self._lay_out_slots()
             self._load_weights()
             lowered = self._lower()
-            ops = (native.Op * len(lowered))(*lowered)
+            ops = (structures.Op * len(lowered))(*lowered)
             self.program = self._program(self._keep(ops), len(ops))
         except BaseException:
             self.close()
@@ -123,6 +117,10 @@ class LoweredProgram:
                 size += sum(sum(self._packed_bytes(name)) for name in op.weights)
             elif isinstance(op, AddBias):
                 size += self._dense_bytes(op.bias)
+            elif isinstance(op, DeltaGates):
+                size += sum(map(self._dense_bytes, (op.weight, op.alpha, op.beta)))
+            elif isinstance(op, CausalConv):
+                size += self._dense_bytes(op.weight)
             elif isinstance(op, NormQuant | GluNormQuant | NormRows | DenseMatmul) and op.weight is not None:
                 size += (
                     sum(self._packed_bytes(op.weight)) if op.weight in self._ternary else self._dense_bytes(op.weight)
@@ -170,8 +168,8 @@ class LoweredProgram:
 
     def _lay_out_cache(self) -> None:
         kv = self._source.kv
-        self._kv = native.KV()
-        self._layers: list[native.KVLayer] = []
+        self._kv = structures.KV()
+        self._layers: list[structures.KVLayer] = []
         if kv is None:
             return
         item, positions, elements = NUMPY_DTYPES[kv.dtype].itemsize, padded(kv.block_size), padded(kv.head_dim)
@@ -180,11 +178,26 @@ class LoweredProgram:
         keys, values = aligned(kv.kv_heads * k_head * item), aligned(kv.kv_heads * v_head * item)
         # An odd number of pages, so that a layer's blocks do not all map to the same cache lines.
         block = (-(-kv.layers * (keys + values) // PAGE) | 1) * PAGE
-        kind = native.KV_TYPES.index(kv.dtype)
-        self._kv = native.KV(kind, kv.block_size, positions, elements, block // item, k_head, v_head)
+        kind = structures.KV_TYPES.index(kv.dtype)
+        self._kv = structures.KV(kind, kv.block_size, positions, elements, block // item, k_head, v_head)
         first = self._arena(kv.num_blocks * block, "the KV cache").take(kv.num_blocks * block)
         layers = range(first, first + kv.layers * (keys + values), keys + values)
-        self._layers = [native.KVLayer(layer, layer + keys) for layer in layers]
+        self._layers = [structures.KVLayer(layer, layer + keys) for layer in layers]
+
+    def _lay_out_states(self) -> None:
+        """Allocate the states; the system commits an entry's memory when it is written."""
+        self._states: dict[str, structures.State] = {}
+        for op in self._source.ops:
+            if isinstance(op, CausalConv | DeltaRule):
+                spec = self._source.states[op.state]
+                size = math.prod(spec.shape)
+                if isinstance(op, DeltaRule):  # columns in blocks, as kernels/cpu/delta_rule.h says
+                    heads, d_k, d_v = spec.shape
+                    columns = padded(d_v) if d_v <= DELTA_COLUMNS else -(-d_v // DELTA_COLUMNS) * DELTA_COLUMNS
+                    size = heads * d_k * columns
+                entry = aligned(4 * size)
+                where = self._arena(entry * spec.entries, "the states").take(entry * spec.entries)
+                self._states[op.state] = structures.State(where, entry // 4)
 
     def _lay_out_tensors(self) -> None:
         limits = self._source.limits
@@ -198,11 +211,11 @@ class LoweredProgram:
             row = aligned(shape[1] * dtype.itemsize) if len(shape) == 2 else dtype.itemsize
             plan.append((name, shape, dtype, row))
         arena = self._arena(sum(aligned(shape[0] * row) for _, shape, _, row in plan), "the activations")
-        self._matrices: dict[str, native.Matrix] = {}
+        self._matrices: dict[str, structures.Matrix] = {}
         for name, shape, dtype, row in plan:
             address = arena.take(shape[0] * row)
             self.arrays[name] = self._view(address, shape, dtype, row)
-            self._matrices[name] = native.Matrix(address, shape[-1], row // dtype.itemsize)
+            self._matrices[name] = structures.Matrix(address, shape[-1], row // dtype.itemsize)
 
     def _lay_out_slots(self) -> None:
         """Allocate marks and biases; the system commits their memory when they are written."""
@@ -238,11 +251,14 @@ class LoweredProgram:
             weight = weights[name]
             assert isinstance(weight, TernaryWeight)
             codes, scales = packed[name]
-            where = arena.take(codes), arena.take(scales) if scales else None
-            self._ternary[name] = self._pack(name, weight, *where)
+            self._ternary[name] = self._pack(name, weight, arena.take(codes), arena.take(scales) if scales else None)
+        transposed = {op.weight for op in self._source.ops if isinstance(op, CausalConv)}
         for name, weight in weights.items():
             if isinstance(weight, DenseWeight):
-                self._dense[name] = self._place(name, weight, arena.take(copied[name]) if name in copied else None)
+                where = arena.take(copied[name]) if name in copied else None
+                self._dense[name] = self._place(
+                    name, _transposed(name, weight) if name in transposed else weight, where
+                )
 
     def _packed_bytes(self, name: str) -> tuple[int, int]:
         """Packed bytes of a matrix's codes and of its scales."""
@@ -255,7 +271,9 @@ class LoweredProgram:
     def _pack(self, name: str, weight: TernaryWeight, address: int, scales: int | None) -> PackedMatrix:
         data = loaded_ternary(name, weight)
         codes, given = np.ascontiguousarray(data.codes), np.ascontiguousarray(data.scale)
-        job = native.PackJob(codes.ctypes.data, address, *weight.shape, weight.group or 0, given.ctypes.data, scales)
+        job = structures.PackJob(
+            codes.ctypes.data, address, *weight.shape, weight.group or 0, given.ctypes.data, scales
+        )
         self._library.bitnet_pack(self._native.level, self._native.pool, job)
         scale = 0.0 if scales else float(data.scale[0])
         del data, codes, given  # before their pages are released
@@ -273,28 +291,38 @@ class LoweredProgram:
         weight.release()
         return address
 
-    def _program(self, ops: int, count: int) -> native.NativeProgram:
+    def _program(self, ops: int, count: int) -> structures.NativeProgram:
         limits, layout = self._source.limits, StepLayout(self._source.limits)
-        names = [field[0] for field in native.NativeStepLayout._fields_[1:]]
-        return native.NativeProgram(
+        names = [field[0] for field in structures.NativeStepLayout._fields_[1:]]
+        return structures.NativeProgram(
             ops,
             count,
             self._source.deterministic,
             self._kv,
-            native.NativeLimits(limits.max_tokens, limits.max_seqs, limits.max_rows, limits.max_blocks),
-            native.NativeStepLayout(layout.words, *(layout.offsets[name] for name in names)),
+            structures.NativeLimits(limits.max_tokens, limits.max_seqs, limits.max_rows, limits.max_blocks),
+            structures.NativeStepLayout(layout.words, *(layout.offsets[name] for name in names)),
         )
 
-    def _lower(self) -> list[native.Op]:
+    def _lower(self) -> list[structures.Op]:
         """The operations as structures; a compact head and its sampling become one."""
         ops = list(self._source.ops)
+        operands = Operands(
+            self._source,
+            self._matrices,
+            self._dense,
+            self._ternary,
+            self._layers,
+            self._states,
+            self._slots,
+            self._keep,
+        )
         if self.head is None:
-            return [self._op(op) for op in ops]
-        return [*(self._op(op) for op in ops[:-2]), self._head_op(self.head, ops[-2], ops[-1])]
+            return [lower(op, operands) for op in ops]
+        *others, dense, sample = (lower(op, operands) for op in ops)
+        return [*others, self._head_op(self.head, dense, sample)]
 
-    def _head_op(self, head: CompactHead, dense: Op, sample: Op) -> native.Op:
-        assert isinstance(dense, DenseMatmul)
-        exact = (native.Op * 2)(self._op(dense), self._op(sample))
+    def _head_op(self, head: CompactHead, dense: structures.Op, sample: structures.Op) -> structures.Op:
+        exact = (structures.Op * 2)(dense, sample)
         where = self._keep(exact)
         library, (name, _, level, pool, threads) = self._library, self._native
         rows, columns = self.arrays[head.logits].shape[1], self.arrays[head.x].shape[1]
@@ -303,89 +331,11 @@ class LoweredProgram:
         sizes = codes, 4 * rows, chunks, chunks, 4 * columns, 4 * columns
         self.head_bytes = sum(sizes)
         arena = self._arena(sum(map(aligned, sizes)), "the compact head")
-        compact = native.HeadSampleOp(where, where + ctypes.sizeof(native.Op), *map(arena.take, sizes))
+        compact = structures.HeadSampleOp(where, where + ctypes.sizeof(structures.Op), *map(arena.take, sizes))
         if not library.bitnet_head_pack(level, pool, threads, exact[0].dense_matmul, compact):
             raise OutOfMemoryError("no memory to pack the head.", device=name)
-        return native.Op(OpKind.HEAD_SAMPLE, head_sample=compact)
+        return structures.Op(OpKind.HEAD_SAMPLE, head_sample=compact)
 
-    def _product(self, op: TernaryMatmul) -> native.Op:
-        matrices, first = [self._ternary[name] for name in op.weights], self._source.weights[op.weights[0]]
-        operands = self._matrices[op.x], self._matrices[op.scale].data
-        assert isinstance(first, TernaryWeight)
-        parts = (native.TernaryPart * len(matrices))(*(native.TernaryPart(*matrix) for matrix in matrices))
-        where = self._keep(parts), len(parts), op.add, self._matrices[op.out]
-        kind = OpKind.TERNARY_MATMUL if first.group is None else OpKind.GROUP_MATMUL
-        return native.Op(kind, ternary_matmul=native.TernaryMatmulOp(*operands, *where, first.group or 0))
 
-    def _table(self, name: str) -> tuple[native.TernaryPart, int, int]:
-        """The first fields of a ternary table's operations: the matrix, the group's columns, and a zero."""
-        matrix, weight = self._ternary[name], self._source.weights[name]
-        assert isinstance(weight, TernaryWeight)
-        assert weight.group is not None
-        return native.TernaryPart(*matrix), weight.group, 0
-
-    def _half(self, weight: str) -> bool:
-        dense = self._source.weights[weight]
-        return isinstance(dense, DenseWeight) and dense.dtype == "f16"
-
-    def _op(self, op: Op) -> native.Op:
-        matrix, dense = self._matrices, self._dense
-
-        def address(tensor: str) -> int:
-            data: int = matrix[tensor].data
-            return data
-
-        if getattr(op, "transform", None) is not None:
-            raise UnsupportedProgramError("it has no kernel for transforms.", device=self._native.name)
-        if isinstance(op, Embed) and op.table in self._ternary:
-            return native.Op(
-                OpKind.TABLE_EMBED, table_embed=native.TableEmbedOp(*self._table(op.table), matrix[op.out])
-            )
-        if isinstance(op, Embed):
-            embed = native.EmbedOp(dense[op.table], self._half(op.table), 0, matrix[op.out])
-            return native.Op(OpKind.EMBED, embed=embed)
-        if isinstance(op, NormQuant):
-            weight = None if op.weight is None else dense[op.weight]
-            norm = native.NormQuantOp(matrix[op.x], weight, op.eps, 0, matrix[op.out], address(op.scale))
-            return native.Op(OpKind.NORM_QUANT, norm_quant=norm)
-        if isinstance(op, TernaryMatmul):
-            return self._product(op)
-        if isinstance(op, RopeAppend):
-            if self._source.weights[op.cos].shape[1] != op.head_dim // 2:
-                raise UnsupportedProgramError("it has no kernel for partial rotations.", device=self._native.name)
-            shape = op.heads, op.kv_heads, op.head_dim, op.style == "interleaved"
-            norms = (None if name is None else dense[name] for name in (op.q_norm, op.k_norm))
-            tables = dense[op.cos], dense[op.sin]
-            rope = native.RopeAppendOp(matrix[op.qkv], self._layers[op.layer], *tables, *shape, *norms, op.eps)
-            return native.Op(OpKind.ROPE_APPEND, rope_append=rope)
-        if isinstance(op, Attention):
-            shape3 = op.heads, op.kv_heads, op.head_dim
-            attention = native.AttentionOp(matrix[op.qkv], matrix[op.out], self._layers[op.layer], *shape3)
-            return native.Op(OpKind.ATTENTION, attention=attention)
-        if isinstance(op, GluNormQuant):
-            weight = None if op.weight is None else dense[op.weight]
-            silu = op.activation == "silu"
-            glu = native.GluNormQuantOp(matrix[op.gate_up], weight, op.eps, silu, matrix[op.out], address(op.scale))
-            return native.Op(OpKind.GLU_NORM_QUANT, glu_norm_quant=glu)
-        if isinstance(op, NormRows):
-            rows = native.NormRowsOp(matrix[op.x], dense[op.weight], op.eps, 0, matrix[op.out])
-            return native.Op(OpKind.NORM_ROWS, norm_rows=rows)
-        if isinstance(op, AddBias):
-            return native.Op(OpKind.ADD_BIAS, add_bias=native.AddBiasOp(matrix[op.x], dense[op.bias]))
-        if isinstance(op, CenterRows):
-            return native.Op(OpKind.CENTER_ROWS, center_rows=native.CenterRowsOp(matrix[op.x], matrix[op.out]))
-        if isinstance(op, DenseMatmul) and op.weight in self._ternary:
-            table = native.TableMatmulOp(matrix[op.x], *self._table(op.weight), matrix[op.out])
-            return native.Op(OpKind.TABLE_MATMUL, table_matmul=table)
-        if isinstance(op, DenseMatmul):
-            head = native.DenseMatmulOp(matrix[op.x], dense[op.weight], self._half(op.weight), 0, matrix[op.out])
-            return native.Op(OpKind.DENSE_MATMUL, dense_matmul=head)
-        if isinstance(op, Sample):
-            slots = self._slots if op is self._source.ops[-1] else (None, None)
-            sample = native.SampleOp(matrix[op.logits], address(op.out), *slots)
-            return native.Op(OpKind.SAMPLE, sample=sample)
-        if not isinstance(op, Quantize):
-            raise UnsupportedProgramError(f"it has no kernel for {type(op).__name__}.", device=self._native.name)
-        count = len(self.arrays[op.x])
-        quantize = native.QuantizeOp(matrix[op.x], count, 0, matrix[op.codes], address(op.scale))
-        return native.Op(OpKind.QUANTIZE, quantize=quantize)
+def _transposed(name: str, weight: DenseWeight) -> DenseWeight:
+    return replace(weight, shape=weight.shape[::-1], load=lambda: np.ascontiguousarray(loaded_dense(name, weight).T))

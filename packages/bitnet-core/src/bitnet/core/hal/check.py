@@ -23,6 +23,7 @@ from bitnet.core.hal.program import (
     TernaryData,
     TernaryWeight,
 )
+from bitnet.core.hal.recurrent import CausalConv, DeltaRule
 from bitnet.core.hal.step import MAX_COUNT, HeaderWord, Step
 
 _ADJUST, _LOGPROBS = HeaderWord.ADJUST.value, HeaderWord.LOGPROBS.value
@@ -71,6 +72,9 @@ def check_program(program: Program) -> None:
         raise InvalidInputError(f"program {program.name!r}: a state is declared as {dict(program.states)}.")
     if len({spec.entries for spec in program.states.values()}) > 1:
         raise InvalidInputError(f"program {program.name!r}: its states have different numbers of entries.")
+    named = [op.state for op in program.ops if isinstance(op, CausalConv | DeltaRule)]
+    if len(set(named)) < len(named):
+        raise InvalidInputError(f"program {program.name!r}: two operations share a state: {named}.")
     for index, op in enumerate(program.ops):
         try:
             for wanted in operands(op, Lookup(program)):
