@@ -12,6 +12,7 @@ from bitnet.core.hal import (
     KV_I8,
     LOGPROBS,
     PENALTIES,
+    STATES,
     TERNARY_TABLES,
     DeviceInfo,
     DeviceType,
@@ -29,7 +30,7 @@ class LevelBackend:
     def probe(self) -> ProbeResult:
         chosen = {info.details.get("level") for info in BACKEND.probe().devices}
         rest = [level for level in native.levels(native.library().handle) if level not in chosen]
-        features = (PENALTIES, LOGPROBS, TERNARY_TABLES, DETERMINISTIC, KV_I8)
+        features = (PENALTIES, LOGPROBS, TERNARY_TABLES, DETERMINISTIC, KV_I8, STATES)
         devices = [DeviceInfo("cpu", n, f"cpu:{n}", n, "", DeviceType.CPU, features=features) for n in rest]
         return ProbeResult(ProbeStatus.OK, devices)
 

@@ -47,6 +47,10 @@ def random_weights(config: ModelConfig, rng: np.random.Generator) -> dict[str, W
     for name, (kind, shape) in expected_weights(config):
         if kind == "ternary":
             weights[name] = ternary(random_ternary(rng, *shape), float(rng.uniform(0.02, 0.1)))
+        elif name.endswith(("ssm_alpha", "ssm_beta", "ssm_conv1d", "ssm_dt.bias")):
+            weights[name] = dense(rng.normal(0, 0.4, shape).astype(np.float32))
+        elif name.endswith("ssm_a"):
+            weights[name] = dense(-rng.uniform(0.02, 0.5, shape).astype(np.float32))
         elif kind == "norm":
             weights[name] = dense(rng.uniform(0.5, 1.5, shape).astype(np.float32))
         else:
@@ -143,6 +147,7 @@ def make_rig() -> Iterator[Callable[..., Rig]]:
         weights_seed: int = 7,
         nan_in: str = "",
         lookup: bool = False,
+        state_entries: int = 0,
         **config: Any,
     ) -> Rig:
         limits = limits or Limits(max_tokens=32, max_seqs=4, max_rows=8, max_blocks=32)
@@ -152,7 +157,9 @@ def make_rig() -> Iterator[Callable[..., Rig]]:
             table = weights[nan_in].load().copy()  # type: ignore[union-attr]
             table[7, 3] = np.nan
             weights[nan_in] = dense(table)
-        program = build_program(shape, weights, limits=limits, num_blocks=num_blocks, block_size=block_size)
+        program = build_program(
+            shape, weights, limits=limits, num_blocks=num_blocks, block_size=block_size, state_entries=state_entries
+        )
         opened = device or ReferenceDevice(NUMPY_INFO)
         executable = opened.compile(program)
         assert program.kv is not None
@@ -164,7 +171,15 @@ def make_rig() -> Iterator[Callable[..., Rig]]:
             lookup=lookup,
         )
         features = opened.info.features
-        engine = Engine(executable, preparer, limits=limits, kv=program.kv, device="cpu:numpy", features=features)
+        engine = Engine(
+            executable,
+            preparer,
+            limits=limits,
+            kv=program.kv,
+            device="cpu:numpy",
+            features=features,
+            state_entries=state_entries,
+        )
         made.append(Rig(engine, executable, program))
         return made[-1]
 

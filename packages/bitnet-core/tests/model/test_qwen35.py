@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
-from bitnet.core.errors import BitNetError, InvalidInputError, ModelFileError
+from bitnet.core.errors import BitNetError, ModelFileError
 from bitnet.core.gguf import GGMLType, TensorSource, write_gguf
 from bitnet.core.hal import DenseWeight, Limits, TernaryWeight
+from bitnet.core.hal.check import check_program
 from bitnet.core.model import open_model
 from bitnet.core.model.delta_net import DeltaNet
 from bitnet.core.model.program import build_program
@@ -152,10 +154,25 @@ def test_layers_that_predict_further_tokens_and_vision_towers_are_not_run(hybrid
     assert hybrid.open().config.layers == LAYERS
 
 
-def test_programs_are_refused(hybrid: Hybrid) -> None:
+@pytest.mark.parametrize("folded", [False, True])
+def test_programs(hybrid: Hybrid, folded: bool) -> None:
+    """Every weight of the file is in the program, and every product has a transform before it or none has."""
+    if folded:
+        hybrid.fold()
     file = hybrid.open()
-    with pytest.raises(InvalidInputError, match="recurrent layers"):
-        build_program(file.config, file.weights, limits=Limits(4, max_blocks=2), num_blocks=2)
+    program = build_program(file.config, file.weights, limits=Limits(4, max_blocks=2), num_blocks=2, state_entries=3)
+    check_program(program)
+    assert set(file.weights) <= set(program.weights)
+    named = {str(value) for op in program.ops for field in fields(op) for value in _listed(getattr(op, field.name))}
+    assert set(program.weights) - {"hadamard_signs.384", "hadamard_signs.256", "hadamard_signs.128"} <= named
+    assert {spec.entries for spec in program.states.values()} == {3}
+    assert sum(spec.bytes for spec in program.states.values()) == 3 * file.config.delta_net.state_bytes
+    transforms = [op.transform for op in program.ops if hasattr(op, "transform")]
+    assert all(transforms) if folded else not any(transforms)
+
+
+def _listed(value: Any) -> Any:
+    return value if isinstance(value, tuple) else (value,)
 
 
 def test_an_mmproj_is_no_model(tmp_path: Path) -> None:

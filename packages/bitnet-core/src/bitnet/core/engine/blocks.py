@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 from array import array
 from collections import OrderedDict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 
 
 class BlockPool:
@@ -86,18 +86,40 @@ class BlockTable:
         self._pool, self._block_size = pool, block_size
         self._digests: list[bytes] = []
         self.blocks = array("i")  # an array, which numpy copies into a step in one go
+        self.matched = 0
+        """Positions of the prefix that was cached, whether it could be used or not."""
 
-    def reuse(self, tokens: Sequence[int], most: int) -> int:
-        """Share the blocks of the longest cached prefix of ``tokens``, up to ``most`` positions; return its length."""
+    @property
+    def recorded(self) -> int:
+        """Positions in blocks whose content is recorded."""
+        return len(self._digests) * self._block_size
+
+    @property
+    def last_digest(self) -> bytes:
+        """The digest of the last block whose content is recorded."""
+        return self._digests[-1]
+
+    def reuse(self, tokens: Sequence[int], most: int, usable: Callable[[bytes], bool] = lambda _: True) -> int:
+        """Share the blocks of the longest cached prefix of ``tokens``, up to ``most`` positions; return its length.
+
+        Args:
+            usable: Whether a prefix whose last block has this digest may be taken.
+        """
         assert not self.blocks
+        found, taken = [], 0
         for digest in self._chain(tokens[:most]):
             block = self._pool.find(digest)
             if block is None:
                 break
+            found.append((block, digest))
+            if usable(digest):
+                taken = len(found)
+        for block, digest in found[:taken]:
             self._pool.share(block)
             self.blocks.append(block)
             self._digests.append(digest)
-        return len(self.blocks) * self._block_size
+        self.matched = len(found) * self._block_size
+        return taken * self._block_size
 
     def missing(self, length: int) -> int:
         """Number of blocks to add until the table holds ``length`` positions."""

@@ -77,6 +77,7 @@ class Engine:
         check: Called after each step; raises if the weights just read may no longer be the model's.
         first: Context manager around the first step, in which drivers do work that they have put off.
         features: Names of the device's optional features.
+        state_entries: Entries of the program's states; 0: it has none.
     """
 
     def __init__(
@@ -90,6 +91,7 @@ class Engine:
         check: Callable[[], None] = lambda: None,
         first: Callable[[], AbstractContextManager[None]] = nullcontext,
         features: Collection[str] = (),
+        state_entries: int = 0,
     ) -> None:
         context = preparer.context
         if context > limits.max_blocks * kv.block_size or limits.max_blocks > kv.num_blocks:
@@ -100,7 +102,7 @@ class Engine:
         self._executable, self._layout, self._block_size = executable, StepLayout(limits), kv.block_size
         self._check_weights, self._around, self._features = check, first, features
         self._pace = Pace(limits.max_tokens, looks_ahead=LOOK_AHEAD in features)
-        self._scheduler = Scheduler(limits, kv.num_blocks, kv.block_size, self._pace)
+        self._scheduler = Scheduler(limits, kv.num_blocks, kv.block_size, self._pace, state_entries=state_entries)
         self.interrupted: Callable[[], bool] = never
         """Called between bursts: whether there is work other than the next tokens of the running sequences."""
         self._max_logprobs = MAX_LOGPROBS if LOGPROBS in features else -1
@@ -122,8 +124,11 @@ class Engine:
 
     def cached(self, digests: Sequence[bytes]) -> int:
         """Positions in the cache of a prompt whose blocks have these digests. May be called from any thread."""
-        find = self.pool.find
-        return self._block_size * next((i for i, digest in enumerate(digests) if find(digest) is None), len(digests))
+        find, states = self.pool.find, self._scheduler.states
+        count = next((i for i, digest in enumerate(digests) if find(digest) is None), len(digests))
+        while states is not None and count and not states.holds(digests[count - 1]):
+            count -= 1
+        return self._block_size * count
 
     def add(self, sequences: Sequence[TokenSequence]) -> None:
         """Queue prepared sequences of one prompt. All but the first wait for its prompt, to share the KV cache.
@@ -285,6 +290,8 @@ class Engine:
                     rows=item.rows,
                     sampling=GREEDY if item.sequence.needs_logits else item.sequence.sampling,
                     adjustment=item.sequence.adjustment if item.rows else None,
+                    state_from=item.state_from,
+                    state_to=item.state_to,
                 )
                 for item in plan.work
             ],
@@ -355,6 +362,8 @@ class Engine:
             sequence.accept(drawn, seen, reported, len(item.draft))
             # Every token but the last was also fed to the model, and so was the last one of the previous burst.
             sequence.placement.computed += (len(drawn) if item.draft else len(tokens)) - 1 + fed
+            if item.draft:
+                self._scheduler.verified(item, len(drawn))
             self._release_siblings(sequence)
             self._accepted(sequence)
 

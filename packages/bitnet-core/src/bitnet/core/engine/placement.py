@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from bitnet.core.engine.blocks import BlockTable
+from bitnet.core.engine.states import SequenceStates
 
 
 @dataclass(eq=False, slots=True)
@@ -17,6 +18,7 @@ class Placement:
         max_logprobs: Maximum likeliest tokens whose log-probabilities the device can report; -1: it reports none.
         computed: Positions in the cache.
         table: Blocks of the cache; None while the sequence waits.
+        states: Entries of the states of recurrent layers; None while the sequence waits, or without such layers.
         slot: Index of the device's slot with the data that adjusts its logits (:mod:`bitnet.core.engine.slots`).
     """
 
@@ -24,6 +26,7 @@ class Placement:
     max_logprobs: int = -1
     computed: int = 0
     table: BlockTable | None = None
+    states: SequenceStates | None = None
     slot: int | None = None
 
     @property

@@ -21,7 +21,9 @@ from dataclasses import dataclass, replace
 
 from bitnet.core.engine.blocks import BlockPool, BlockTable
 from bitnet.core.engine.pacing import DRAFT_SIZES, Pace
+from bitnet.core.engine.prompt_lookup import NO_DRAFT
 from bitnet.core.engine.sequence import TokenSequence
+from bitnet.core.engine.states import SequenceStates, StatePool
 from bitnet.core.hal import Limits
 
 
@@ -29,7 +31,8 @@ from bitnet.core.hal import Limits
 class Work:
     """One sequence's part of a step: ``count`` tokens from position ``start`` on, and which logits are wanted.
 
-    ``draft`` is fed after them, and its rows are wanted too; perhaps only part of it turns out to be right.
+    ``draft`` is fed after them, and its rows are wanted too; perhaps only part of it turns out to be right. The
+    sequence's states are read from the entry ``state_from``, and written to ``state_to``.
     """
 
     sequence: TokenSequence
@@ -37,6 +40,8 @@ class Work:
     count: int
     rows: range
     draft: Sequence[int] = ()
+    state_from: int = -1
+    state_to: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +55,17 @@ class Plan:
     def drafted(self) -> bool:
         """Whether it verifies drafts."""
         return any(item.draft for item in self.work)
+
+
+MAX_FOLLOWED = 4
+"""Maximum sequences whose bursts end at borders of blocks, so that each leaves snapshots while it decodes. With more,
+bursts would be too short; a snapshot is then left where a burst happens to end at a border."""
+
+
+def _keeps_its_entry(sequence: TokenSequence) -> bool:
+    """Whether the next step of a sequence reads no snapshot."""
+    states = sequence.placement.states
+    return states is None or states.source == states.entry
 
 
 def shares(wanted: list[int], budget: int) -> list[int]:
@@ -68,11 +84,13 @@ def shares(wanted: list[int], budget: int) -> list[int]:
 class Scheduler:
     """Holds the waiting and running sequences, and the bookkeeping of the KV cache."""
 
-    def __init__(self, limits: Limits, num_blocks: int, block_size: int, pace: Pace) -> None:
+    def __init__(self, limits: Limits, num_blocks: int, block_size: int, pace: Pace, *, state_entries: int = 0) -> None:
         self._limits, self._block_size, self._pace = limits, block_size, pace
         self._waiting: deque[TokenSequence] = deque()
         self._running: list[TokenSequence] = []  # in order of admission
         self.pool = BlockPool(num_blocks)
+        self.states = StatePool(state_entries) if state_entries else None
+        self._max_running = limits.max_seqs if self.states is None else min(limits.max_seqs, self.states.sequences)
 
     @property
     def sequences(self) -> tuple[TokenSequence, ...]:
@@ -102,7 +120,7 @@ class Scheduler:
     def forget(self) -> None:
         """Give up all sequences, after a failure. Their KV cache is lost, and this scheduler must not be used again."""
         for sequence in self._running:
-            sequence.placement.table, sequence.placement.computed = None, 0
+            sequence.placement.table, sequence.placement.computed, sequence.placement.states = None, 0, None
         self._running.clear()
         self._waiting.clear()
 
@@ -112,8 +130,12 @@ class Scheduler:
         Args:
             max_repeat: Maximum tokens per sequence before the host sees them, if all sequences only decode.
         """
+        if self.states is not None:
+            self.states.next_step(s.placement.states.source for s in self._running if s.placement.states is not None)
         work = [Work(s, s.placement.computed, 1, range(1)) for s in self._decoding()]
         self._admit()
+        for sequence in self._running:
+            self._snapshot(sequence)
         repeat = 1
         if work and len(work) == len(self._running):
             if drafted := self._drafted(work):
@@ -122,6 +144,8 @@ class Scheduler:
                 # Waiting sequences cannot be admitted before a running one ends, which is known only after a step.
                 repeat = self._repeat(work, max(1, max_repeat // 2) if self._waiting else max_repeat)
         work += self._prefill(work)
+        if self.states is not None:
+            work = [self._with_states(item) for item in work]
         for item in work:
             placement = item.sequence.placement
             placement.computed += item.count
@@ -159,7 +183,7 @@ class Scheduler:
         budget = min(self._limits.max_rows, self._limits.max_tokens) - len(sequences)
         if budget < len(sequences):  # looking for drafts takes time, too
             return []
-        drafts = [sequence.draft(DRAFT_SIZES[-1]) for sequence in sequences]
+        drafts = [sequence.draft(DRAFT_SIZES[-1]) if _keeps_its_entry(sequence) else NO_DRAFT for sequence in sequences]
         if not any(draft.tokens for draft in drafts):
             return []
         size = self._pace.drafts.choose(drafts, budget)
@@ -170,6 +194,8 @@ class Scheduler:
         if any(item.sequence.needs_logits for item in work):
             return 1
         repeat = min(most, *(item.sequence.steps_left for item in work))
+        if self.states is not None and len(work) <= MAX_FOLLOWED:  # a snapshot needs a step that ends at a border
+            repeat = min(repeat, *(self._block_size - item.start % self._block_size for item in work))
         while repeat > 1 and not self._reserve(work, [repeat] * len(work)):
             repeat //= 2
         return repeat
@@ -185,15 +211,22 @@ class Scheduler:
         return True
 
     def _admit(self) -> None:
-        while self._waiting and len(self._running) < self._limits.max_seqs:
+        while self._waiting and len(self._running) < self._max_running:
             sequence = self._waiting[0]
             table = BlockTable(self.pool, self._block_size)
-            cached = table.reuse(sequence.tokens, sequence.first_row)
+            if self.states is None:
+                cached = table.reuse(sequence.tokens, sequence.first_row)
+            else:
+                cached = table.reuse(sequence.tokens, sequence.first_row, self.states.holds)
             if table.missing(sequence.target + 1) + len(self._running) > self.pool.available and self._running:
                 table.release()
                 return
             table.reserve(sequence.target)
             sequence.placement.table, sequence.placement.computed = table, cached
+            if self.states is not None:
+                source = self.states.use(table.last_digest) if cached else -1
+                borders = frozenset((table.matched, sequence.first_row // self._block_size * self._block_size))
+                sequence.placement.states = SequenceStates(self.states.allocate(), source, borders=borders)
             sequence.started(cached)
             self._running.append(self._waiting.popleft())
 
@@ -209,18 +242,83 @@ class Scheduler:
         for i, (sequence, share) in enumerate(zip(prompts, given, strict=True)):
             spare = rows - (len(prompts) - i - 1)  # leave a row for each later prompt
             before_rows = max(0, sequence.first_row - sequence.placement.computed)
-            count = min(share, before_rows + spare)
+            count = min(share, before_rows + spare, self._until_border(sequence))
             if count > 0:
                 wanted = range(before_rows, count)
                 rows -= len(wanted)
                 work.append(Work(sequence, sequence.placement.computed, count, wanted))
         return work
 
-    def _leave_cache(self, sequence: TokenSequence) -> None:
+    def _until_border(self, sequence: TokenSequence) -> int:
+        """Positions up to the next border after which a snapshot is wanted; the whole context if there is none."""
+        states, computed = sequence.placement.states, sequence.placement.computed
+        borders = () if states is None else states.borders
+        most = self._limits.max_blocks * self._block_size
+        return min((border - computed for border in borders if border > computed), default=most)
+
+    def _snapshot(self, sequence: TokenSequence) -> None:
+        """If a sequence's states are those at a border of blocks where a later prompt may go on, leave them there.
+
+        That is at the wanted borders of its prompt and, while it decodes, at each border; only the last one is kept.
+        """
+        placement, pool = sequence.placement, self.states
+        states, computed = placement.states, placement.computed
+        if pool is None or states is None or states.source != states.entry or computed % self._block_size:
+            return
+        decodes = computed > max(states.borders)
+        if not decodes and computed not in states.borders:
+            return
         table = self._table(sequence)
-        table.record(sequence.tokens, sequence.placement.computed)
+        table.record(sequence.tokens, computed)
+        if table.recorded != computed or pool.holds(digest := table.last_digest):
+            return
+        pool.keep(states.entry, digest)
+        pool.use(digest)
+        if decodes:
+            if states.last is not None:
+                pool.drop(states.last)
+            states.last = digest
+        states.entry = pool.allocate()
+
+    def _with_states(self, item: Work) -> Work:
+        """A sequence's part with its entries. A step with a draft writes a spare one, as the draft may be wrong."""
+        states, pool = item.sequence.placement.states, self.states
+        assert states is not None
+        assert pool is not None
+        source = states.source
+        if item.draft:
+            states.spare = pool.allocate()
+            return replace(item, state_from=source, state_to=states.spare)
+        states.source = states.entry
+        return replace(item, state_from=source, state_to=states.entry)
+
+    def verified(self, item: Work, accepted: int) -> None:
+        """Record that a step has verified a draft, and which number of tokens it gave.
+
+        If a part of the draft was wrong, the states after the right part are not known: those tokens are computed
+        again, from the states before the step.
+        """
+        placement, pool = item.sequence.placement, self.states
+        if pool is None or placement.states is None or placement.states.spare is None:
+            return
+        states, spare = placement.states, placement.states.spare
+        states.spare = None
+        if accepted > len(item.draft):
+            spare, states.entry = states.entry, spare
+            states.source = states.entry
+        else:
+            placement.computed = item.start
+        pool.release(spare)
+
+    def _leave_cache(self, sequence: TokenSequence) -> None:
+        placement, table = sequence.placement, self._table(sequence)
+        table.record(sequence.tokens, placement.computed)
+        if self.states is not None and (states := placement.states) is not None:
+            if states.spare is not None:
+                self.states.release(states.spare)
+            self.states.release(states.entry)
         table.release()
-        sequence.placement.table, sequence.placement.computed = None, 0
+        placement.table, placement.computed, placement.states = None, 0, None
 
     @staticmethod
     def _table(sequence: TokenSequence) -> BlockTable:

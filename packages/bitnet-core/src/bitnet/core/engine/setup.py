@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, get_args
 
 from bitnet.core.engine.engine import Engine
 from bitnet.core.engine.preparer import Preparer
+from bitnet.core.engine.states import MAX_SNAPSHOTS
 from bitnet.core.errors import InvalidInputError, ModelFileError, OutOfMemoryError
 from bitnet.core.hal import Device, Executable, KVDtype, KVSpec, Limits, Weight
 from bitnet.core.hal.check import check_features
@@ -49,7 +50,7 @@ positions, models need 0.2 to 3 times their file; a model with an unusually larg
 
 def position_bytes(config: ModelConfig, kv_dtype: KVDtype) -> int:
     """Bytes per position of a sequence, in the cache and in the rotary tables."""
-    return KVSpec(config.layers, config.kv_heads, config.head_dim, 1, 1, kv_dtype).bytes + rope_bytes(config)
+    return KVSpec(config.attention_layers, config.kv_heads, config.head_dim, 1, 1, kv_dtype).bytes + rope_bytes(config)
 
 
 def default_context(config: ModelConfig, *, size: int, kv_dtype: KVDtype, total: int, free: int) -> int:
@@ -92,9 +93,20 @@ def cache_blocks(config: ModelConfig, *, context: int, max_seqs: int, kv_dtype: 
     There is always room for one full context, so the oldest sequence never waits for memory that others hold.
     """
     one = -(-context // BLOCK_SIZE)
-    block = KVSpec(config.layers, config.kv_heads, config.head_dim, 1, BLOCK_SIZE, kv_dtype)
+    block = KVSpec(config.attention_layers, config.kv_heads, config.head_dim, 1, BLOCK_SIZE, kv_dtype)
     affordable = free // 4 // block.bytes
     return max(one, min(one * max_seqs, affordable))
+
+
+def state_entries(config: ModelConfig, *, max_seqs: int, free: int) -> int:
+    """Entries of the states of recurrent layers; 0 without such layers.
+
+    Two for each sequence and some for snapshots, if they fit in a quarter of the free memory; as many as fit, if not,
+    and fewer sequences then run at the same time. There are always two.
+    """
+    if config.delta_net is None:
+        return 0
+    return max(2, min(2 * max_seqs + MAX_SNAPSHOTS, free // 4 // config.delta_net.state_bytes))
 
 
 def weights_again(
@@ -157,7 +169,10 @@ def open_engine(
         max_blocks=-(-context // BLOCK_SIZE),
     )
     total, free = device.memory().total, _memory(device)[1] - file.size
+    entries = state_entries(config, max_seqs=max_seqs, free=max(0, free))
     needed = context * position_bytes(config, kv_dtype)
+    if config.delta_net is not None:
+        needed += entries * config.delta_net.state_bytes
     if total and needed > total:
         raise OutOfMemoryError(
             f"a context of {context} tokens needs {needed:,} bytes; the device has {total:,}.",
@@ -166,7 +181,7 @@ def open_engine(
         )
     blocks = cache_blocks(config, context=context, max_seqs=max_seqs, kv_dtype=kv_dtype, free=max(0, free))
     options: dict[str, Any] = {"limits": limits, "num_blocks": blocks, "kv_dtype": kv_dtype}
-    options["deterministic"] = deterministic
+    options |= {"deterministic": deterministic, "state_entries": max(1, entries)}
     program = build_program(config, file.weights_for(device.info.features), **options)
     again = partial(weights_again, file.path.absolute(), file.i2s_layout, file.gguf.identity, device.info.features)
     program = replace(program, again=partial(again, options))
@@ -191,5 +206,6 @@ def open_engine(
         check=lambda: file.gguf.check() if file.gguf.lost else None,
         first=first,
         features=device.info.features,
+        state_entries=entries,
     )
     return engine, executable

@@ -4,24 +4,29 @@ One builder serves BitNet b1.58 2B4T (sub-norms, squared ReLU), the 1bitLLM mode
 1.58-bit models (no sub-norms, SiLU), MiniCPM's (the same, with scales folded into weights: ADR 0045), Qwen3's
 (no sub-norms, but norms of q's and k's heads), Qwen2's (the same, with biases of q, k and v instead) and OLMo's (the
 same, with LayerNorms instead: ADR 0048). They differ in which norms have a weight, in the activation, and in one plain
-operation.
+operation. Qwen3.5's have recurrent layers besides those that attend, and perhaps transforms before products (ADR 0006).
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import numpy as np
+import numpy.typing as npt
 
-from bitnet.core.errors import InvalidInputError
 from bitnet.core.hal import (
     AddBias,
     Attention,
+    CausalConv,
     CenterRows,
+    DeltaGates,
+    DeltaRule,
     DenseMatmul,
     DenseWeight,
     Embed,
+    GatedQuant,
     GluNormQuant,
     KVDtype,
     KVSpec,
@@ -32,8 +37,12 @@ from bitnet.core.hal import (
     Program,
     RopeAppend,
     Sample,
+    StateSpec,
     TensorSpec,
+    TernaryData,
     TernaryMatmul,
+    TernaryWeight,
+    Transform,
     Weight,
 )
 from bitnet.core.model.rope import rope_tables
@@ -44,6 +53,8 @@ if TYPE_CHECKING:
 
 UNIT_NORM = "unit_norm"
 """The weight, all ones, of a norm that has none in the file."""
+L2_EPS = 1e-6
+"""Added inside the root of the L2 norms of a recurrent layer's heads of q and k."""
 BLOCK_SIZE = 32
 """Positions in a KV block: long enough for an attention kernel to stream, short enough to share prefixes well."""
 
@@ -57,6 +68,7 @@ def build_program(
     kv_dtype: KVDtype = "f16",
     block_size: int = BLOCK_SIZE,
     deterministic: bool = False,
+    state_entries: int = 1,
 ) -> Program:
     """The program of a model; it ends in ``Sample``, so that a step returns a token for each of its rows.
 
@@ -69,13 +81,8 @@ def build_program(
         limits: ``max_blocks * block_size`` is the maximum sequence length and the number of rows of the rotary tables.
         num_blocks: Blocks of the KV cache, over all sequences.
         deterministic: See :class:`~bitnet.core.hal.Program`.
-
-    Raises:
-        InvalidInputError: The model has recurrent layers or folded transforms.
+        state_entries: Entries of the states of recurrent layers.
     """
-    if config.delta_net is not None or config.hadamard is not None:
-        what = "recurrent layers (Gated DeltaNet)" if config.delta_net is not None else "folded Hadamard transforms"
-        raise InvalidInputError(f"{config.name} has {what}, which bitnet reads and converts but does not run yet.")
     cos, sin = rope_tables(config, limits.max_blocks * block_size)
     used = dict(weights)
     used["rope_cos"] = DenseWeight(cos.shape, "f32", lambda: cos)
@@ -84,16 +91,35 @@ def build_program(
     if head == "token_embd":
         used.pop("output", None)
 
-    ops: list[Op] = [Embed("token_embd", "x")]
+    folded = config.hadamard
+    for width, signs in folded.signs.items() if folded is not None else ():
+        used[_signs(width)] = DenseWeight((width,), "f32", lambda signs=signs: signs)  # type: ignore[misc]
+
+    ops: list[Op] = [
+        Embed("token_embd", "x", _transform(config, config.hidden_size, folded is not None and folded.embedding))
+    ]
+    attention = 0
     for layer in range(config.layers):
+        if config.recurrent(layer):
+            ops += _recurrent_ops(config, layer)
+            continue
+        if config.output_gate:
+            used |= _split_queries(config, layer, used)
         if config.qkv_biases:
             parts = [used.pop(f"blk.{layer}.attn_{part}.bias") for part in "qkv"]
             used[f"blk.{layer}.attn_qkv.bias"] = _stacked([bias for bias in parts if isinstance(bias, DenseWeight)])
-        ops += _layer_ops(config, layer)
+        ops += _attention_ops(config, layer, attention)
+        attention += 1
     stream, center = _stream(config)
     ops += [
         *center,
-        NormRows(stream, UNIT_NORM if config.layer_norms else "output_norm", config.stream_eps, "last"),
+        NormRows(
+            stream,
+            UNIT_NORM if config.layer_norms else "output_norm",
+            config.stream_eps,
+            "last",
+            _transform(config, config.hidden_size, folded is not None and folded.head),
+        ),
         DenseMatmul("last", head, "logits"),
         Sample("logits", "next"),
     ]
@@ -110,6 +136,8 @@ def build_program(
         TensorSpec("attn", "f32", ("M", heads_width)),
         TensorSpec("attn_q8", "i8", ("M", heads_width)),
         TensorSpec("attn_q8_scale", "f32", ("M",)),
+        *([TensorSpec("gate", "f32", ("M", heads_width))] if config.output_gate else []),
+        *_recurrent_tensors(config),
         TensorSpec("gate_up", "f32", ("M", 2 * config.ffn_size)),
         TensorSpec("h8", "i8", ("M", config.ffn_size)),
         TensorSpec("h8_scale", "f32", ("M",)),
@@ -122,10 +150,53 @@ def build_program(
         tensors={spec.name: spec for spec in tensors},
         weights=used,
         limits=limits,
-        kv=KVSpec(config.layers, config.kv_heads, config.head_dim, num_blocks, block_size, kv_dtype),
+        kv=KVSpec(config.attention_layers, config.kv_heads, config.head_dim, num_blocks, block_size, kv_dtype),
         name=config.name or config.architecture,
         deterministic=deterministic,
+        states=state_specs(config, state_entries),
     )
+
+
+def state_specs(config: ModelConfig, entries: int) -> dict[str, StateSpec]:
+    """The states of a model's recurrent layers."""
+    net, states = config.delta_net, {}
+    for layer in range(config.layers if net is not None else 0):
+        if net is not None and net.recurrent[layer]:
+            states[f"blk.{layer}.conv"] = StateSpec((net.taps - 1, net.conv_width), entries)
+            states[f"blk.{layer}.delta"] = StateSpec((net.v_heads, net.k_dim, net.v_dim), entries)
+    return states
+
+
+def _signs(width: int) -> str:
+    """The name of the signs of rows of this width."""
+    return f"hadamard_signs.{width}"
+
+
+def _transform(config: ModelConfig, width: int, wanted: bool = True) -> Transform | None:
+    """The transform of rows of this width, if the model has transforms and one is wanted."""
+    folded = config.hadamard
+    if folded is None or not wanted:
+        return None
+    return Transform(folded.block, _signs(width) if width in folded.signs else None)
+
+
+def _split_queries(config: ModelConfig, layer: int, weights: Mapping[str, Weight]) -> dict[str, Weight]:
+    """``attn_q`` in two: the rows of queries, and those of their gates, which follow each head's in the file."""
+    name = f"blk.{layer}.attn_q"
+    both = weights[name]
+    assert isinstance(both, TernaryWeight)
+    rows = np.arange(both.shape[0]).reshape(config.heads, 2, config.head_dim)
+    return {name: _rows_of(both, rows[:, 0].ravel()), f"{name}.gate": _rows_of(both, rows[:, 1].ravel())}
+
+
+def _rows_of(weight: TernaryWeight, rows: npt.NDArray[np.int64]) -> TernaryWeight:
+    """Some rows of a ternary matrix."""
+
+    def load() -> TernaryData:
+        codes, scale = weight.load()
+        return TernaryData(codes[rows], scale if weight.group is None else scale[rows])
+
+    return replace(weight, shape=(len(rows), weight.shape[1]), load=load)
 
 
 def _stacked(vectors: Sequence[DenseWeight]) -> DenseWeight:
@@ -140,32 +211,88 @@ def _stream(config: ModelConfig) -> tuple[str, list[CenterRows]]:
     return ("centered", [CenterRows("x", "centered")]) if config.layer_norms else ("x", [])
 
 
-def _layer_ops(config: ModelConfig, layer: int) -> list[Op]:
-    """Attention and MLP of one layer, each adding to the residual stream ``x``."""
+def _recurrent_tensors(config: ModelConfig) -> list[TensorSpec]:
+    """Tensors that only recurrent layers use: the input and result of the convolution, gates, and those of the rule."""
+    net = config.delta_net
+    if net is None:
+        return []
+    return [
+        TensorSpec("mixed", "f32", ("M", net.conv_width)),
+        TensorSpec("convolved", "f32", ("M", net.conv_width)),
+        TensorSpec("z", "f32", ("M", net.value_width)),
+        TensorSpec("decays", "f32", ("M", 2 * net.v_heads)),
+        TensorSpec("delta", "f32", ("M", net.value_width)),
+        TensorSpec("delta_q8", "i8", ("M", net.value_width)),
+        TensorSpec("delta_q8_scale", "f32", ("M",)),
+    ]
+
+
+def _recurrent_ops(config: ModelConfig, layer: int) -> list[Op]:
+    """A recurrent layer (Gated DeltaNet) and its MLP, each adding to the residual stream ``x``."""
+
+    def weight(name: str) -> str:
+        return f"blk.{layer}.{name}"
+
+    net, folded, norm = config.delta_net, config.hadamard, weight("attn_norm")
+    assert net is not None
+    untile = net.k_heads if folded is not None and folded.v_grouped else 0
+    results = "delta_q8", "delta_q8_scale", _transform(config, net.value_width), untile
+    alpha, beta, bias, rate = (weight(name) for name in ("ssm_alpha", "ssm_beta", "ssm_dt.bias", "ssm_a"))
+    return [
+        NormQuant("x", norm, config.stream_eps, "q8", "q8_scale", _transform(config, config.hidden_size)),
+        TernaryMatmul("q8", "q8_scale", (weight("attn_qkv"),), "mixed"),
+        TernaryMatmul("q8", "q8_scale", (weight("attn_gate"),), "z"),
+        DeltaGates("x", norm, config.stream_eps, alpha, beta, bias, rate, "decays"),
+        CausalConv("mixed", weight("ssm_conv1d"), weight("conv"), "convolved"),
+        DeltaRule("convolved", "decays", weight("delta"), "delta", net.k_heads, L2_EPS, tiled=True),
+        GatedQuant("delta", "z", "silu", weight("ssm_norm"), config.rms_eps, *results),
+        TernaryMatmul("delta_q8", "delta_q8_scale", (weight("ssm_out"),), "x", add=True),
+        *_feed_forward_ops(config, layer),
+    ]
+
+
+def _attention_ops(config: ModelConfig, layer: int, cache: int) -> list[Op]:
+    """Attention and MLP of one layer, each adding to the residual stream ``x``. ``cache`` is its layer of the cache."""
 
     def weight(name: str) -> str:
         return f"blk.{layer}.{name}"
 
     heads, kv_heads, head_dim, eps = config.heads, config.kv_heads, config.head_dim, config.rms_eps
     attn_sub_norm = weight("attn_sub_norm") if config.sub_norms else None
-    ffn_sub_norm = weight("ffn_sub_norm") if config.sub_norms else None
     q_norm, k_norm = (weight("attn_q_norm"), weight("attn_k_norm")) if config.head_norms else (None, None)
     stream, center = _stream(config)
-    attn_norm, ffn_norm = (UNIT_NORM,) * 2 if config.layer_norms else (weight("attn_norm"), weight("ffn_norm"))
+    attn_norm = UNIT_NORM if config.layer_norms else weight("attn_norm")
+    before, after = (_transform(config, width) for width in (config.hidden_size, heads * head_dim))
     return [
         *center,
-        NormQuant(stream, attn_norm, config.stream_eps, "q8", "q8_scale"),
+        NormQuant(stream, attn_norm, config.stream_eps, "q8", "q8_scale", before),
         TernaryMatmul("q8", "q8_scale", (weight("attn_q"), weight("attn_k"), weight("attn_v")), "qkv"),
+        *([TernaryMatmul("q8", "q8_scale", (weight("attn_q.gate"),), "gate")] if config.output_gate else []),
         *([AddBias("qkv", weight("attn_qkv.bias"))] if config.qkv_biases else []),
         RopeAppend(
-            "qkv", layer, heads, kv_heads, head_dim, "rope_cos", "rope_sin", config.rope_style, q_norm, k_norm, eps
+            "qkv", cache, heads, kv_heads, head_dim, "rope_cos", "rope_sin", config.rope_style, q_norm, k_norm, eps
         ),
-        Attention("qkv", "attn", layer, heads, kv_heads, head_dim),
-        NormQuant("attn", attn_sub_norm, eps, "attn_q8", "attn_q8_scale"),
+        Attention("qkv", "attn", cache, heads, kv_heads, head_dim),
+        GatedQuant("attn", "gate", "sigmoid", None, eps, "attn_q8", "attn_q8_scale", after)
+        if config.output_gate
+        else NormQuant("attn", attn_sub_norm, eps, "attn_q8", "attn_q8_scale", after),
         TernaryMatmul("attn_q8", "attn_q8_scale", (weight("attn_output"),), "x", add=True),
+        *_feed_forward_ops(config, layer),
+    ]
+
+
+def _feed_forward_ops(config: ModelConfig, layer: int) -> list[Op]:
+    def weight(name: str) -> str:
+        return f"blk.{layer}.{name}"
+
+    ffn_sub_norm = weight("ffn_sub_norm") if config.sub_norms else None
+    ffn_norm = UNIT_NORM if config.layer_norms else weight(config.family.ffn_norm)
+    stream, center = _stream(config)
+    before, after = (_transform(config, width) for width in (config.hidden_size, config.ffn_size))
+    return [
         *center,
-        NormQuant(stream, ffn_norm, config.stream_eps, "q8", "q8_scale"),
+        NormQuant(stream, ffn_norm, config.stream_eps, "q8", "q8_scale", before),
         TernaryMatmul("q8", "q8_scale", (weight("ffn_gate"), weight("ffn_up")), "gate_up"),
-        GluNormQuant("gate_up", ffn_sub_norm, eps, config.activation, "h8", "h8_scale"),
+        GluNormQuant("gate_up", ffn_sub_norm, config.rms_eps, config.activation, "h8", "h8_scale", after),
         TernaryMatmul("h8", "h8_scale", (weight("ffn_down"),), "x", add=True),
     ]
