@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from bitnet.core.gguf import GGMLType, TensorSource, i2s_bytes, write_gguf
-from golden_models import Array, GoldenModel
+from golden_models import Array, GoldenModel, Recurrent
 
 ARCHITECTURES = {"bitnet": "bitnet-b1.58"}
 """What files call a family, where that is not its name."""
@@ -30,6 +30,10 @@ def write_golden(model: GoldenModel, path: Path) -> None:
         if name.endswith(".bias"):
             tensors[name] = array
             continue
+        if model.recurrent is not None and (tiled := _tiled(model, name.rpartition(".")[2], array, unit)) is not None:
+            whole = name.endswith(".ssm_a")  # this one has no suffix, and a bias has its own
+            tensors[name if whole else f"{name}.bias" if name.endswith(".ssm_dt") else f"{name}.weight"] = tiled
+            continue
         if unit is None:
             tensors[f"{name}.weight"] = array.astype(np.float32) if model.family == "minicpm" else array
             continue
@@ -38,6 +42,28 @@ def write_golden(model: GoldenModel, path: Path) -> None:
         tensors[f"{name}.weight"] = _ternary(array[order], unit if unit.size == 1 else unit[order])
     keys, factors = _rope(model)
     write_gguf(path, _metadata(model, keys), tensors | factors)
+
+
+def _tiled(model: GoldenModel, name: str, array: Array, unit: Array | None) -> Any:
+    """A tensor of a recurrent layer with its value heads in the order of files; None for other tensors."""
+    net = model.recurrent
+    assert net is not None
+    heads = np.arange(net.v_heads).reshape(net.k_heads, -1).T.reshape(-1)
+    values = (heads[:, None] * net.v_dim + np.arange(net.v_dim)).reshape(-1)
+    if name in ("ssm_alpha", "ssm_beta", "ssm_dt", "ssm_a"):
+        return array[heads]
+    if name == "ssm_norm":
+        return array
+    if name in ("attn_qkv", "ssm_conv1d"):
+        values = np.concatenate([np.arange(2 * net.keys), 2 * net.keys + values])
+    if name in ("attn_qkv", "ssm_conv1d", "attn_gate"):
+        return array[values] if unit is None else _ternary(array[values], unit[values])
+    if name != "ssm_out" or model.block is not None:
+        return None
+    assert unit is not None
+    assert net.v_dim % 64 == 0  # columns move with the scales of their groups
+    group = array.shape[1] // unit.shape[1]
+    return _ternary(array[:, values], unit[:, values[::group] // group])
 
 
 def _neighbours(rows: int, heads: int) -> Array:
@@ -76,6 +102,8 @@ def _metadata(model: GoldenModel, rope: dict[str, Any]) -> dict[str, Any]:
         "hidden_activation": model.activation,
         **rope,
     }
+    if model.recurrent is not None:
+        values |= _hybrid(model, model.recurrent)
     if model.family == "minicpm":
         embedding, depth, base = model.scales
         values |= {
@@ -85,7 +113,40 @@ def _metadata(model: GoldenModel, rope: dict[str, Any]) -> dict[str, Any]:
         }
     architecture = ARCHITECTURES.get(model.family, model.family)
     keys = {f"{architecture}.{key}": value for key, value in values.items()}
-    return {"general.architecture": architecture, "general.name": model.name, **keys}
+    return {"general.architecture": architecture, "general.name": model.name, **keys, **_hadamard(model)}
+
+
+def _hybrid(model: GoldenModel, net: Recurrent) -> dict[str, Any]:
+    return {
+        "rope.dimension_count": model.rotated,
+        "full_attention_interval": net.interval,
+        "ssm.conv_kernel": net.taps,
+        "ssm.state_size": net.k_dim,
+        "ssm.group_count": net.k_heads,
+        "ssm.time_step_rank": net.v_heads,
+        "ssm.inner_size": net.values,
+    }
+
+
+def _hadamard(model: GoldenModel) -> dict[str, Any]:
+    """The keys of a transform that is folded into all products and the head, and undone after the embedding."""
+    if model.block is None or model.recurrent is None:
+        return {}
+    widths = sorted({model.hidden, model.heads * model.head_dim, model.ffn, model.recurrent.values})
+    keys = {
+        "version": 1,
+        "block_size": model.block,
+        "transform": "normalized-sylvester-walsh-hadamard",
+        "axis": "input-last-dimension",
+        "sign_mode": "explicit",
+        "sign_widths": np.array(widths, np.int32),
+        "sign_values": np.concatenate([model.signs(width) for width in widths]).astype(np.int32),
+        "weight_names": [f"{n.removesuffix('.unit')}.weight" for n in model.weights() if n.endswith(".unit")]
+        + ["output.weight"],
+        "inverse_weight_names": ["token_embd.weight"],
+        "gdn_v_grouped": True,
+    }
+    return {f"prism.hadamard.{key}": value for key, value in keys.items()}
 
 
 def _rope(model: GoldenModel) -> tuple[dict[str, Any], dict[str, Array]]:

@@ -25,6 +25,30 @@ CONTINUED = 8
 
 
 @dataclass(frozen=True)
+class Recurrent:
+    """Layers of Gated DeltaNet, all but each ``interval``-th, with ``k_heads`` of q and k, and ``v_heads`` of v."""
+
+    k_heads: int
+    v_heads: int
+    k_dim: int
+    v_dim: int
+    taps: int = 4
+    interval: int = 4
+
+    @property
+    def keys(self) -> int:
+        return self.k_heads * self.k_dim
+
+    @property
+    def values(self) -> int:
+        return self.v_heads * self.v_dim
+
+    def at(self, layer: int) -> bool:
+        """Whether a layer is recurrent."""
+        return (layer + 1) % self.interval != 0
+
+
+@dataclass(frozen=True)
 class GoldenModel:
     """A model's shape and the seed of its weights.
 
@@ -32,6 +56,8 @@ class GoldenModel:
         family: ``bitnet`` has sub-norms (BitNet b1.58 2B4T with ``relu2``, the 1bitLLM models with ``silu``); ``llama``
             has none (Falcon3 and Llama 3 at 1.58 bits); ``qwen3`` has norms of q's and k's heads instead, ``qwen2``
             biases of q, k and v, ``olmo`` LayerNorms without weights; ``minicpm`` has ``scales`` (BitCPM4).
+            ``qwen35`` has ``recurrent`` layers, gates of the attention's result, and heads of which the first
+            ``rotated`` elements turn; a ``block`` means that inputs of products are transformed (Bonsai 2).
         group: Columns of a weight that share a scale (64 or 128 in Ternary-Bonsai, 256 in BitCPM4); None: all of it.
         width: Width of the residual stream; None: that of all heads together.
         linear: Which of transformers' quantised layers computes it: ``bitlinear`` multiplies int8 codes by unpacked
@@ -47,7 +73,7 @@ class GoldenModel:
     ffn: int
     layers: int
     vocab: int = 400
-    family: Literal["bitnet", "llama", "qwen3", "qwen2", "olmo", "minicpm"] = "bitnet"
+    family: Literal["bitnet", "llama", "qwen3", "qwen2", "olmo", "minicpm", "qwen35"] = "bitnet"
     activation: Literal["relu2", "silu"] = "relu2"
     linear: Literal["bitlinear", "autobitlinear"] = "bitlinear"
     tied: bool = True
@@ -59,6 +85,9 @@ class GoldenModel:
     width: int | None = None
     rope: dict[str, Any] | None = None
     scales: tuple[float, float, float] = (1.0, 1.0, 1.0)
+    recurrent: Recurrent | None = None
+    rotated: int | None = None
+    block: int | None = None
 
     @property
     def hidden(self) -> int:
@@ -70,7 +99,9 @@ class GoldenModel:
 
     def weights(self) -> dict[str, Array]:
         """By canonical name: the embedding (and head) in f16, norms and biases in f32, each linear as int8 in
-        {-1, 0, 1} with what a weight of +1 stands for at ``<name>.unit``: one f32, or f16 ``[rows, groups]``."""
+        {-1, 0, 1} with what a weight of +1 stands for at ``<name>.unit``: one f32, or f16 ``[rows, groups]``.
+
+        Value heads of recurrent layers are grouped, as in Hugging Face folders."""
         random = np.random.RandomState(zlib.crc32(self.name.encode()) ^ self.seed)
 
         def table(*shape: int) -> Array:
@@ -101,8 +132,17 @@ class GoldenModel:
         if self.family == "qwen3":
             norms |= {"attn_q_norm": self.head_dim, "attn_k_norm": self.head_dim}
         for layer in range(self.layers):
+            if self.family == "qwen35":
+                norms, shapes = self._hybrid(layer)
             for name, size in norms.items():
                 made[f"blk.{layer}.{name}"] = norm(size)
+            if self.recurrent is not None and self.recurrent.at(layer):
+                heads, width = self.recurrent.v_heads, 2 * self.recurrent.keys + self.recurrent.values
+                floats = {"ssm_conv1d": (width, self.recurrent.taps), "ssm_dt": (heads,), "ssm_a": (heads,)}
+                floats |= {"ssm_alpha": (heads, hidden), "ssm_beta": (heads, hidden)}
+                for name, shape in floats.items():
+                    made[f"blk.{layer}.{name}"] = (random.randint(-1024, 1025, shape) / 2048).astype(np.float32)
+                made[f"blk.{layer}.ssm_a"] = -0.03125 - abs(made[f"blk.{layer}.ssm_a"])
             for name, (rows, columns) in shapes.items():
                 made[f"blk.{layer}.{name}"] = random.randint(-1, 2, (rows, columns), dtype=np.int8)
                 # About 1 / sqrt(columns): outputs keep the size of their inputs.
@@ -117,6 +157,33 @@ class GoldenModel:
                 if self.family == "qwen2" and name in ("attn_q", "attn_k", "attn_v"):
                     made[f"blk.{layer}.{name}.bias"] = (random.randint(-1024, 1025, rows) / 1024).astype(np.float32)
         return made
+
+    def _hybrid(self, layer: int) -> tuple[dict[str, int], dict[str, tuple[int, int]]]:
+        """Sizes of the norms, and shapes of the products, of a layer of ``qwen35``."""
+        hidden, queries, kv, net = (
+            self.hidden,
+            self.heads * self.head_dim,
+            self.kv_heads * self.head_dim,
+            self.recurrent,
+        )
+        assert net is not None
+        norms = {"attn_norm": hidden, "post_attention_norm": hidden}
+        if net.at(layer):
+            norms |= {"ssm_norm": net.v_dim}
+            shapes = {"attn_qkv": (2 * net.keys + net.values, hidden), "attn_gate": (net.values, hidden)}
+            shapes |= {"ssm_out": (hidden, net.values)}
+        else:
+            norms |= {"attn_q_norm": self.head_dim, "attn_k_norm": self.head_dim}
+            shapes = {"attn_q": (2 * queries, hidden), "attn_k": (kv, hidden), "attn_v": (kv, hidden)}
+            shapes |= {"attn_output": (hidden, queries)}
+        shapes |= {"ffn_gate": (self.ffn, hidden), "ffn_up": (self.ffn, hidden), "ffn_down": (hidden, self.ffn)}
+        return norms, shapes
+
+    def signs(self, width: int) -> Array:
+        """The signs of transformed rows of this width, 1 and -1."""
+        random = np.random.RandomState(width + (self.block or 0))
+        signs: Array = (2 * random.randint(0, 2, width) - 1).astype(np.float32)
+        return signs
 
     def prompt(self, length: int, among: Array, attempt: int) -> Array:
         """A prompt of tokens ``among`` some; ``attempt`` numbers different ones of the same length."""
@@ -140,6 +207,20 @@ def _minicpm(name: str, **shape: Any) -> GoldenModel:
     return GoldenModel(
         name, family="minicpm", activation="silu", rope_theta=1e4, scales=(12.0, 1.4, 64.0), vocab=160, **shape
     )
+
+
+def _bonsai_2(name: str, **shape: Any) -> GoldenModel:
+    given: dict[str, Any] = {
+        "heads": 4,
+        "kv_heads": 2,
+        "head_dim": 64,
+        "ffn": 384,
+        "layers": 3,
+        "width": 128,
+        "rotated": 16,
+    }
+    given |= {"rope_theta": 1e7, "eps": 1e-6, "vocab": 160, "tied": False, "group": 128}
+    return GoldenModel(name, family="qwen35", activation="silu", **(given | shape))
 
 
 def _longrope(pairs: int, original: int) -> dict[str, Any]:
@@ -216,6 +297,20 @@ MODELS = (
     _olmo("olmo", heads=4, kv_heads=4, head_dim=48, ffn=320, layers=2),
     _olmo("olmo-g128", heads=4, kv_heads=2, head_dim=64, ffn=512, layers=2, group=128, tied=False),
     _olmo("one-layer-olmo", heads=6, kv_heads=6, head_dim=64, ffn=640, layers=1, linear="autobitlinear"),
+    _bonsai_2("qwen35", recurrent=Recurrent(2, 4, 32, 64, interval=3), group=64),
+    _bonsai_2(
+        "qwen35-odd", recurrent=Recurrent(1, 3, 68, 64, 3, interval=2), head_dim=32, rotated=20, heads=12, group=64
+    ),
+    _bonsai_2("qwen35-even-heads", recurrent=Recurrent(3, 3, 20, 128, 5, interval=3), kv_heads=4, width=192, group=64),
+    _bonsai_2("qwen35-hadamard", recurrent=Recurrent(2, 6, 64, 64, interval=3), block=128),
+    _bonsai_2(
+        "qwen35-two-layers",
+        recurrent=Recurrent(2, 6, 16, 128, interval=2),
+        block=32,
+        layers=2,
+        head_dim=128,
+        rotated=64,
+    ),
     _minicpm("one-layer-minicpm", heads=8, kv_heads=1, head_dim=64, ffn=768, layers=1, group=256),
 )
 

@@ -17,7 +17,6 @@ import os
 os.environ.setdefault("TORCHDYNAMO_DISABLE", "1")  # transformers compiles its BitLinear, which needs a C++ compiler
 
 import copy
-import itertools
 import sys
 import types
 from collections.abc import Callable, Mapping
@@ -34,6 +33,7 @@ from transformers.models.llama.modeling_llama import LlamaRMSNorm
 from transformers.models.olmo.modeling_olmo import OlmoLayerNorm
 from transformers.models.qwen2.modeling_qwen2 import Qwen2RMSNorm
 from transformers.models.qwen3.modeling_qwen3 import Qwen3RMSNorm
+from transformers.models.qwen3_5.modeling_qwen3_5 import Qwen3_5RMSNorm, Qwen3_5RMSNormGated
 
 from golden_models import CONTINUED, MODELS, PROMPTS, Array, GoldenModel, checksum
 
@@ -59,6 +59,14 @@ _MODULES = {
     "token_embd": "model.embed_tokens",
     "output": "lm_head",
     "output_norm": "model.norm",
+    "post_attention_norm": "post_attention_layernorm",
+    "attn_qkv": "linear_attn.in_proj_qkv",
+    "attn_gate": "linear_attn.in_proj_z",
+    "ssm_alpha": "linear_attn.in_proj_a",
+    "ssm_beta": "linear_attn.in_proj_b",
+    "ssm_conv1d": "linear_attn.conv1d",
+    "ssm_norm": "linear_attn.norm",
+    "ssm_out": "linear_attn.out_proj",
 }
 
 
@@ -84,9 +92,11 @@ def config(model: GoldenModel) -> transformers.PretrainedConfig:
         "qwen2": transformers.Qwen2Config,
         "qwen3": transformers.Qwen3Config,
         "minicpm": transformers.GraniteConfig,
+        "qwen35": transformers.Qwen3_5TextConfig,
     }
     return families[model.family](
         **_scales(model),
+        **_hybrid(model),
         head_dim=model.head_dim,
         vocab_size=model.vocab,
         hidden_size=model.hidden,
@@ -97,7 +107,7 @@ def config(model: GoldenModel) -> transformers.PretrainedConfig:
         hidden_act=model.activation,
         max_position_embeddings=model.context,
         rms_norm_eps=model.eps,
-        rope_parameters={"rope_type": "default", "rope_theta": model.rope_theta} | _rope(model),
+        rope_parameters={"rope_type": "default", "rope_theta": model.rope_theta} | _rope(model) | _partial(model),
         tie_word_embeddings=model.tied,
         bos_token_id=None,
         eos_token_id=None,
@@ -119,6 +129,24 @@ def _scales(model: GoldenModel) -> dict[str, float]:
     }
 
 
+def _hybrid(model: GoldenModel) -> dict[str, Any]:
+    net = model.recurrent
+    if net is None:
+        return {}
+    return {
+        "linear_num_key_heads": net.k_heads,
+        "linear_num_value_heads": net.v_heads,
+        "linear_key_head_dim": net.k_dim,
+        "linear_value_head_dim": net.v_dim,
+        "linear_conv_kernel_dim": net.taps,
+        "layer_types": ["linear_attention" if net.at(i) else "full_attention" for i in range(model.layers)],
+    }
+
+
+def _partial(model: GoldenModel) -> dict[str, Any]:
+    return {"partial_rotary_factor": model.rotated / model.head_dim} if model.rotated is not None else {}
+
+
 def _rope(model: GoldenModel) -> dict[str, Any]:
     """transformers takes LongRoPE's long factors once a text is long; here a model has a context from the start."""
     rope = dict(model.rope or {})
@@ -137,6 +165,7 @@ def hugging_face(model: GoldenModel, weights: Mapping[str, Array] | None = None)
         "qwen2": transformers.Qwen2ForCausalLM,
         "qwen3": transformers.Qwen3ForCausalLM,
         "minicpm": transformers.GraniteForCausalLM,
+        "qwen35": transformers.Qwen3_5ForCausalLM,
     }
     hf = families[model.family](config(model)).to(torch.float32).eval()
     if model.group is None:
@@ -148,12 +177,23 @@ def hugging_face(model: GoldenModel, weights: Mapping[str, Array] | None = None)
         if name.endswith(".bias"):
             _set_bias(hf.get_submodule(module_name(name.removesuffix(".bias"))), torch.from_numpy(array))
             continue
+        if name.endswith((".ssm_dt", ".ssm_a")):
+            block = hf.get_submodule(f"model.layers.{name.split('.')[1]}.linear_attn")
+            value = torch.from_numpy(array if name.endswith("dt") else np.log(-array))
+            setattr(
+                block, "dt_bias" if name.endswith("dt") else "A_log", torch.nn.Parameter(value, requires_grad=False)
+            )
+            continue
         module, unit = hf.get_submodule(module_name(name)), weights.get(f"{name}.unit")
-        if unit is None:
+        if isinstance(module, Qwen3_5RMSNorm):  # whose weight is what is added to 1
+            module.weight = torch.nn.Parameter(torch.from_numpy(array) - 1, requires_grad=False)
+        elif isinstance(module, torch.nn.Conv1d):
+            module.weight = torch.nn.Parameter(torch.from_numpy(array)[:, None], requires_grad=False)
+        elif unit is None:
             module.weight = torch.nn.Parameter(torch.from_numpy(array).float(), requires_grad=False)
         elif model.group is not None:
             owner, _, last = module_name(name).rpartition(".")
-            setattr(hf.get_submodule(owner), last, GroupLinear(array, unit, biased=f"{name}.bias" in weights))
+            setattr(hf.get_submodule(owner), last, GroupLinear(model, array, unit, biased=f"{name}.bias" in weights))
         elif model.linear == "bitlinear":
             module.weight = pack_weights(torch.from_numpy(array).clone())
             module.weight_scale = torch.from_numpy(1 / unit)  # this class divides by it
@@ -162,7 +202,21 @@ def hugging_face(model: GoldenModel, weights: Mapping[str, Array] | None = None)
             module.weight_scale = torch.from_numpy(unit)
     if model.tied:
         hf.lm_head.weight = hf.model.embed_tokens.weight
+    if model.block is not None:
+        matrix = hadamard(model, model.hidden)
+        hf.lm_head.register_forward_pre_hook(lambda _, args: (args[0] @ matrix.to(args[0].dtype),))
+        hf.model.embed_tokens.weight.data = hf.model.embed_tokens.weight.data @ matrix.T
     return hf
+
+
+def hadamard(model: GoldenModel, width: int) -> torch.Tensor:
+    """``[width, width]``: what multiplies a row from the right to transform it; its inverse is its transpose."""
+    assert model.block is not None
+    matrix = np.ones((1, 1))
+    while len(matrix) < model.block:
+        matrix = np.block([[matrix, matrix], [matrix, -matrix]])
+    blocks = np.kron(np.eye(width // model.block), matrix / np.sqrt(model.block))
+    return torch.from_numpy(model.signs(width)[:, None] * blocks).float()
 
 
 def _set_bias(module: torch.nn.Module, bias: torch.Tensor) -> None:
@@ -176,13 +230,18 @@ def _set_bias(module: torch.nn.Module, bias: torch.Tensor) -> None:
 class GroupLinear(torch.nn.Module):
     """A linear layer of ternary weights with a scale for each group of columns, its input rounded to int8 by row."""
 
-    def __init__(self, codes: Array, units: Array, *, biased: bool) -> None:
+    def __init__(self, model: GoldenModel, codes: Array, units: Array, *, biased: bool) -> None:
         super().__init__()
+        self.turn = None if model.block is None else hadamard(model, codes.shape[1])
         weight = codes * np.repeat(units.astype(np.float32), codes.shape[1] // units.shape[1], axis=1)
         self.weight = torch.nn.Parameter(torch.from_numpy(weight), requires_grad=False)
         self.bias = torch.nn.Parameter(torch.zeros(len(weight)), requires_grad=False) if biased else None
 
+    def turned(self, x: torch.Tensor) -> torch.Tensor:
+        return x if self.turn is None else x @ self.turn.to(x.dtype)
+
     def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = self.turned(x)
         scale = x.abs().amax(-1, keepdim=True).clamp(min=1e-5) / 127
         return torch.nn.functional.linear((x / scale).round().clamp(-128, 127) * scale, self.weight, self.bias)
 
@@ -198,20 +257,30 @@ class Watched:
                 module.dtype = torch.float64
             elif isinstance(module, BitNetRMSNorm | GraniteRMSNorm | LlamaRMSNorm | Qwen2RMSNorm | Qwen3RMSNorm):
                 module.forward = types.MethodType(_norm_of_its_type, module)
+            elif isinstance(module, Qwen3_5RMSNorm):
+                module.forward = types.MethodType(_centred_norm_of_its_type, module)
+            elif isinstance(module, Qwen3_5RMSNormGated):
+                module.forward = types.MethodType(_gated_norm_of_its_type, module)
             elif isinstance(module, OlmoLayerNorm):
                 module.forward = types.MethodType(_layer_norm_of_its_type, module)
         self._seen: dict[tuple[Any, int, str], list[torch.Tensor]] = {}
-        for layer, part in itertools.product(range(model.layers), ("attn_q", "attn_output", "ffn_gate", "ffn_down")):
+        for layer, part in [(i, part) for i in range(model.layers) for part in self._parts(i)]:
             for watched in (self.hf, self._exact):
                 module = watched.get_submodule(module_name(f"blk.{layer}.{part}"))
                 module.register_forward_pre_hook(self._watch(watched, layer, part))
         self.run(np.arange(model.vocab)[:, None], 0)
-        self.calm: Array = np.flatnonzero(self._clear(0, "attn_q"))
+        self.calm: Array = np.flatnonzero(self._clear(0, self._parts(0)[0]))
         """Tokens whose codes in the first layer are clear: what they put into its cache depends on nothing else."""
+
+    def _parts(self, layer: int) -> tuple[str, ...]:
+        """Products of a layer whose inputs are quantised each for itself; the first is before its state or cache."""
+        recurrent = self.model.recurrent is not None and self.model.recurrent.at(layer)
+        return *(("attn_qkv", "ssm_out") if recurrent else ("attn_q", "attn_output")), "ffn_gate", "ffn_down"
 
     def _watch(self, watched: Any, layer: int, part: str) -> Callable[[Any, tuple[torch.Tensor]], None]:
         def hook(_: Any, args: tuple[torch.Tensor]) -> None:
-            y = args[0].double()
+            module = watched.get_submodule(module_name(f"blk.{layer}.{part}"))
+            y = (module.turned(args[0]) if isinstance(module, GroupLinear) else args[0]).double()
             quotient = 127 * y / y.abs().amax(-1, keepdim=True).clamp(min=1e-5)
             self._seen.setdefault((watched, layer, part), []).append(quotient)
 
@@ -246,7 +315,8 @@ class Watched:
         self._exact(text)
         determined: Array = np.ones(text.shape, bool)
         for _, layer, part in self._seen:
-            own, through_cache = self._clear(layer, part), part == "attn_q" or layer < self.model.layers - 1
+            first = part == self._parts(layer)[0]
+            own, through_cache = self._clear(layer, part), first or layer < self.model.layers - 1
             determined &= np.logical_and.accumulate(own, axis=1) if through_cache else own
         return np.concatenate(rows, axis=1), tokens, determined
 
@@ -255,9 +325,9 @@ class Watched:
     ) -> tuple[Array, Array, Array, int]:
         """A prompt of some length, continued greedily, that is determined where such a one can be found.
 
-        At the least the row after the prompt is, and after a single token those of the continuation. In several layers
-        that takes more luck the longer the prompt is, and is given up; in a single one a row depends on few codes but
-        its own token's.
+        At the least the row after the prompt is, and after a single token those of the continuation (but with recurrent
+        layers, whose states depend on more codes). In several layers that takes more luck the longer the prompt is, and
+        is given up; in a single one a row depends on few codes but its own token's.
 
         Args:
             prompt: Makes the prompt of an attempt.
@@ -266,9 +336,11 @@ class Watched:
         Returns:
             The tokens ``[n + CONTINUED]``, their logits, which rows are determined, and how many prompts were tried.
         """
-        wanted = slice(length - 1, None if length == 1 else length)
+        wanted = slice(length - 1, None if length == 1 and self.model.recurrent is None else length)
         if self.model.layers > 1 and length > 7:
             attempts = 1
+        if self.model.recurrent is not None:
+            attempts = min(attempts, 2 * BATCH)
         batch = min(attempts, BATCH if length <= 40 else 1)
         for first in range(0, attempts, batch):
             prompts = np.stack([prompt(first + i) for i in range(batch)])
@@ -284,6 +356,16 @@ class Watched:
 def _norm_of_its_type(self: Any, x: torch.Tensor) -> torch.Tensor:
     """RMSNorm in the type of its input; transformers' own computes it in float32 whatever the model's type is."""
     out: torch.Tensor = self.weight * (x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + self.variance_epsilon))
+    return out
+
+
+def _centred_norm_of_its_type(self: Any, x: torch.Tensor) -> torch.Tensor:
+    out: torch.Tensor = (1 + self.weight) * (x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + self.eps))
+    return out
+
+
+def _gated_norm_of_its_type(self: Any, x: torch.Tensor, gate: torch.Tensor) -> torch.Tensor:
+    out: torch.Tensor = _norm_of_its_type(self, x) * torch.nn.functional.silu(gate)
     return out
 
 

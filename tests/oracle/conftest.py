@@ -77,7 +77,9 @@ class Player:
         longest = max(t.prompt for t in texts)
         self.limits = Limits(max(longest, 128), len(texts), 40, self.width)
         config, weights = model if isinstance(model, tuple) else parts_of(model)
-        program = build_program(config, weights, limits=self.limits, num_blocks=blocks, kv_dtype="f32")
+        program = build_program(
+            config, weights, limits=self.limits, num_blocks=blocks, kv_dtype="f32", state_entries=len(texts)
+        )
         self.executable: Executable = device.compile(program)
         order = np.random.default_rng(blocks).permutation(blocks).reshape(len(texts), self.width)
         self.tables: list[list[int]] = order.tolist()
@@ -90,13 +92,18 @@ class Player:
             known = [int(row) for row in text.rows if begin <= row < end]
             places += [(i, row) for row in known]
             rows = [row - begin for row in known]
-            sequences.append(SequenceStep(text.tokens[begin:end].astype(np.int32), end, self.tables[i], rows))
+            sequences.append(self._part(i, text.tokens[begin:end], end, rows))
         run(self.executable, Step(StepLayout(self.limits), sequences))
         logits = self.executable.read("logits", len(places))
         out: dict[int, dict[int, Array]] = {i: {} for i in parts}
         for (i, row), values in zip(places, logits, strict=True):
             out[i][row] = values
         return out
+
+    def _part(self, i: int, tokens: Array, length: int, rows: Sequence[int]) -> SequenceStep:
+        """Tokens of a text, whose states are in the entry with its number."""
+        before = -1 if length == len(tokens) else i
+        return SequenceStep(tokens.astype(np.int32), length, self.tables[i], rows, state_from=before, state_to=i)
 
     def alone(self) -> list[dict[int, Array]]:
         """Each text by itself: the prompt in one chunk, then token by token."""
@@ -132,9 +139,9 @@ class Player:
     def greedy(self, i: int) -> list[int]:
         """What the device itself answers to a prompt, its own tokens fed back without the host."""
         text = self.texts[i]
-        step = SequenceStep(text.tokens[: text.prompt].astype(np.int32), text.prompt, self.tables[i], [text.prompt - 1])
+        step = self._part(i, text.tokens[: text.prompt], text.prompt, [text.prompt - 1])
         first = run(self.executable, Step(StepLayout(self.limits), [step]))[0, 0]
-        step = SequenceStep([int(first)], text.prompt + 1, self.tables[i], [0])
+        step = self._part(i, np.array([first]), text.prompt + 1, [0])
         count = len(text.tokens) - text.prompt - 1
         return [int(first), *run(self.executable, Step(StepLayout(self.limits), [step]), count)[:, 0].tolist()]
 

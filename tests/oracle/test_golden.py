@@ -60,9 +60,10 @@ def test_files_hold_what_is_claimed(model: GoldenModel, texts: list[Any]) -> Non
         for row, logits in zip(text.rows, text.logits, strict=True):
             if text.prompt - 1 <= row < len(text.tokens) - 1:
                 assert logits.argmax() == text.tokens[row + 1]
-        assert text.determined[text.rows == text.prompt - 1] or (model.layers > 1 and text.prompt > 7)
-        assert text.prompt > 1 or text.determined.all()
-    assert sum(text.determined.sum() for text in texts) >= 15
+        luck = text.prompt > 7 or model.recurrent is not None
+        assert text.determined[text.rows == text.prompt - 1] or (model.layers > 1 and luck)
+        assert text.prompt > 1 or text.determined.all() or model.recurrent is not None
+    assert sum(text.determined.sum() for text in texts) >= (15 if model.recurrent is None else 2)
 
 
 @pytest.mark.parametrize("way", ["alone", "mixed"])
