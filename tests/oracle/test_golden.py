@@ -63,7 +63,7 @@ def test_files_hold_what_is_claimed(model: GoldenModel, texts: list[Any]) -> Non
         luck = text.prompt > 7 or model.recurrent is not None
         assert text.determined[text.rows == text.prompt - 1] or (model.layers > 1 and luck)
         assert text.prompt > 1 or text.determined.all() or model.recurrent is not None
-    assert sum(text.determined.sum() for text in texts) >= (15 if model.recurrent is None else 2)
+    assert sum(text.determined.sum() for text in texts) >= (15 if model.recurrent is None else 1)
 
 
 @pytest.mark.parametrize("way", ["alone", "mixed"])

@@ -53,7 +53,7 @@ def test_a_tied_head_is_loaded_once(make_rig: Callable[..., Any]) -> None:
 @pytest.mark.parametrize("factors", [None, np.linspace(1, 8, 8, dtype=np.float32)])
 def test_rope_tables(factors: Any) -> None:
     config: Any = SimpleNamespace(
-        head_dim=16, rope_theta=500_000.0, rope_freq_factors=factors, rope_scaling=None, rope_attention_factor=1.0
+        rotated=16, rope_theta=500_000.0, rope_freq_factors=factors, rope_scaling=None, rope_attention_factor=1.0
     )
     cos, sin = rope_tables(config, 4096)
     frequencies = 500_000.0 ** (-np.arange(0, 16, 2) / 16) / (1 if factors is None else factors)
