@@ -316,7 +316,7 @@ def test_an_error_has_its_icons_where_the_server_is_gone(open_page: Callable[...
     page.context.set_offline(True)
     talk.ask(page, "Hello")
     expect(page.get_by_role("alert")).to_contain_text("The connection to the server was lost")
-    for place in (".problem > .icon", ".problem button .icon", ".composer .icon"):
+    for place in (".problem > .icon", ".problem button .icon", ".composer .primary .icon"):
         assert page.locator(place).evaluate("icon => icon.firstChild.getBBox().width") > 0, place
 
 

@@ -10,7 +10,7 @@ const PLAIN = /[^\\`*_~[\]!<h\n$]+/y; // none of the characters that `step` look
 const LINK = new RegExp(`\\( {0,3}(<[^<>\\n]{0,${LONGEST_URL}}>|[^\\s()]{0,${LONGEST_URL}}(?:\\([^\\s()]{0,200}\\)[^\\s()]{0,200})?)(?: {1,3}"[^"\\n]{0,300}")? {0,3}\\)`, "y");
 const BARE = new RegExp(`https?://[^\\s<>"\`]{1,${LONGEST_URL}}`, "y");
 const ANGLE = new RegExp(`<((?:https?://|mailto:)[^\\s<>]{1,${LONGEST_URL}})>`, "y");
-const FORMULA = /\$\$([^$]{1,4000})\$\$|\$(?![\s$])([^$\n]{0,999}[^$\s\\])\$(?!\d)|\\\(([^]{1,1000}?)\\\)|\\\[([^]{1,4000}?)\\\]/y;
+const FORMULA = /\$\$([^$]{1,4000})\$\$|\$(?![\s$])([^$\n]{0,999}[^$\s\\])\$(?!\d)|\\\(((?:[^\\]|\\[^()[\]]){1,1000})\\\)|\\\[((?:[^\\]|\\[^()[\]]){1,1000})\\\]/y;
 const BREAK = /<br ?\/?>/iy;
 const PUNCTUATION = /[!-/:-@[-`{-~]/;
 

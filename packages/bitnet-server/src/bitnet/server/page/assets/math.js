@@ -61,8 +61,8 @@ class Reader {
     if (!this.taken(token)) throw new Unknown(token);
   }
 
-  /** The nodes up to one of `ends`, which stays. */
-  nodes(...ends) {
+  /** The nodes up to one of the tokens in `ends`, which stays. */
+  nodes(ends) {
     const found = [];
     this.depth += 1;
     if (this.depth > DEEPEST) throw new Unknown("depth");
@@ -134,7 +134,7 @@ class Reader {
   atom() {
     const token = this.take();
     if (token === "{") {
-      const found = this.nodes("}", END);
+      const found = this.nodes(["}", END]);
       this.need("}");
       return row(found);
     }
@@ -182,14 +182,14 @@ class Reader {
     switch (name) {
       case "sqrt": {
         if (!this.taken("[")) return m("msqrt", {}, this.argument());
-        const degree = row(this.nodes("]", END));
+        const degree = row(this.nodes(["]", END]));
         this.need("]");
         return m("mroot", {}, this.argument(), degree);
       }
       case "binom": return row([fence("(", "prefix"), m("mfrac", { linethickness: "0" }, this.argument(), this.argument()), fence(")", "postfix")]);
       case "left": {
         const open = this.delimiter();
-        const inner = this.nodes("\\right", END);
+        const inner = this.nodes(["\\right", END]);
         this.need("\\right");
         return row([fence(open, "prefix"), row(inner), fence(this.delimiter(), "postfix")]);
       }
@@ -241,7 +241,7 @@ class Reader {
     const table = m("mtable");
     for (;;) {
       const cells = [];
-      do cells.push(m("mtd", {}, this.nodes("&", "\\\\", end, END))); while (this.taken("&"));
+      do cells.push(m("mtd", {}, this.nodes(["&", "\\\\", end, END]))); while (this.taken("&"));
       table.append(m("mtr", {}, cells));
       if (!this.taken("\\\\")) return table;
       if (this.next === end) return table;
