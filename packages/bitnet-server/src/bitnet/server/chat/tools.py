@@ -92,59 +92,75 @@ class Tools:
         parser.end()
         return parser
 
-    def form(self, template: ChatTemplate | None) -> Form | None:
+    def form(self, template: ChatTemplate | None, answer: Form | None = None) -> Form | None:
         """The form that the answer must have; None: any.
+
+        Args:
+            answer: The form of an answer without calls, a JSON schema; None: any.
 
         Raises:
             RequestError: The answer must have a form, but ``llguidance`` is not installed.
         """
         allowed = [tool for tool in self.known if tool.name in self.names]
         strict = [tool for tool in allowed if tool.strict]
-        if not self.required and not strict:
+        if not self.required and not strict and answer is None:
             return None
         if not available():
-            field = "tool_choice" if self.required else f"{strict[0].field}.strict"
+            field = f"{strict[0].field}.strict" if strict and not self.required else "tool_choice"
             raise unsupported(field, 'the server lacks llguidance (pip install "bitnet-server[structured]").')
-        return "tools", lambda: self._grammar(allowed, template), "tools"
+        return "tools", lambda: self._grammar(allowed, template, answer), "tools"
 
-    def _grammar(self, allowed: Sequence[Tool], template: ChatTemplate | None) -> str:
-        """A Lark grammar of the answers; without ``required``, text is allowed in place of calls."""
+    def _grammar(self, allowed: Sequence[Tool], template: ChatTemplate | None, answer: Form | None) -> str:
+        """A Lark grammar of the answers; without ``required``, the answer's form or text is allowed in place of
+        calls."""
         kind = family(template)
         tagged, key = kind == "tagged", "parameters" if kind == "llama" else "arguments"
         held = [tool.parameters if self.required or tool.strict else ANY_OBJECT for tool in allowed]
         rules = ["%llguidance {}"]
         calls = " | ".join(f"call_{i}" for i in range(len(allowed)))
-        if self.required or not tagged:
+        if self.required or not tagged or answer is not None:
             more = ('("; " call)*' if kind == "llama" else '("\\n" call)*') if self.parallel else ""
-            rules.append(f"start: call {more}" if self.required else f"start: call {more} | FREE")
+            other = "" if self.required else " | FREE" if answer is None else " | answer"
+            rules.append(f"start: call {more}{other}")
             rules.append(f"call: {calls}")
-            if not self.required:
+            if answer is not None:
+                rules.append(f"answer: %json {json.dumps(_compact(answer[1], answer[2]))}")
+            elif not self.required:
                 rules.append(r"FREE: /\s*([^\s{\[<](.|\n)*)?/")
         else:
             rules.append(f"start: ({calls}){'*' if self.parallel else '?'} TEXT")
             rules.append(r"TEXT: /(.|\n)*/")
         for i, (tool, schema) in enumerate(zip(allowed, held, strict=True)):
+            rules.append(f"arguments_{i}: %json {json.dumps(_compact(schema, tool.field))}")
+            if answer is not None and not tagged:
+                # Lexemes are matched greedily: a longer one would rule out an answer that begins with the same ones.
+                pieces = ["{", '"name"', ":", json.dumps(tool.name), ",", f'"{key}"', ":"]
+                rules.append(f'call_{i}: {" ".join(map(json.dumps, pieces))} arguments_{i} "}}"')
+                continue
             begin = f'{{"name": {json.dumps(tool.name)}, "{key}": '
             opening, begin = (OPEN, "\n" + begin) if tagged else ("", begin)
             ending = "}\n" + CLOSE if tagged else "}"
-            if tagged and not self.required:
+            if tagged and not self.required and answer is None:
                 rules.append(f"open_{i}[lazy]: TEXT {json.dumps(opening)}")
                 opening = f"open_{i}"
             else:
                 begin, opening = opening + begin, ""
             rules.append(f"call_{i}: {opening} {json.dumps(begin)} arguments_{i} {json.dumps(ending)}")
-            compact = {"x-guidance": {"whitespace_flexible": False}}
-            rules.append(f"arguments_{i}: %json {json.dumps({**_prepared(tool, schema), **compact})}")
         return "\n".join(rules)
 
 
-def _prepared(tool: Tool, schema: Mapping[str, Any]) -> dict[str, Any]:
+def _compact(schema: Any, field: str) -> Any:
+    """A schema as it is compiled, for JSON without spaces.
+
+    Raises:
+        RequestError: It exceeds a limit, or cannot be enforced; the error names the field.
+    """
     try:
         bounded(schema)
-        found: dict[str, Any] = prepared(schema)
+        found = prepared(schema)
     except SchemaError as error:
-        raise wrong(tool.field, str(error)) from None
-    return found
+        raise wrong(field, str(error)) from None
+    return {**found, "x-guidance": {"whitespace_flexible": False}} if isinstance(found, dict) else found
 
 
 def family(template: ChatTemplate | None) -> Family:
@@ -330,13 +346,15 @@ def other_tools(fields: Fields, *own: str) -> list[str]:
 
 
 def only_form(tools: Tools | None, form: Form | None, template: ChatTemplate | None) -> Form | None:
-    """The form that the answer must have, from its tools or the requested form.
+    """The form that the answer must have: calls, the requested form, or either.
 
     Raises:
-        RequestError: Both were given; an answer with a required form cannot call tools.
+        RequestError: The requested form is no JSON schema, but tools may be called in its place.
     """
     if tools is None:
         return form
-    if form is not None:
-        raise wrong(form[2], "and tools cannot both be given; set tool_choice to none.")
-    return tools.form(template)
+    if form is None or tools.required:
+        return tools.form(template)
+    if form[0] != "json":
+        raise wrong(form[2], "and tools cannot both be given; set tool_choice to none, or give a JSON schema.")
+    return tools.form(template, form)
