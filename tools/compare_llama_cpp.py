@@ -35,6 +35,8 @@ from bitnet.core.reference import ReferenceDevice
 from bitnet.core.text.tokenizer import byte_characters
 from golden_files import write_golden
 from golden_models import Array, GoldenModel
+from random_qwen35 import write_folder
+from random_shapes import PRESETS, HybridShape
 
 TOKENS = 32
 VOCAB = 320
@@ -144,6 +146,17 @@ def main() -> None:
             write(model, architecture, source)
             cells = [cell(source, encoding, tokens) for encoding in TYPES]
         print(f"| `{architecture}` | {model.activation} | {scales} | {' | '.join(cells)} |", flush=True)
+    with TemporaryDirectory() as folder:
+        source = hybrid(Path(folder) / "source")
+        print(f"| `qwen35` | silu | groups | {' | '.join(cell(source, encoding, tokens) for encoding in TYPES)} |")
+
+
+def hybrid(path: Path) -> Path:
+    """A folder of floats of Qwen3.5's graph."""
+    shape = PRESETS["bonsai-27b-small"]
+    assert isinstance(shape, HybridShape)
+    write_folder(path, replace(shape, block=None, vocab=VOCAB), 0, "hf")
+    return path
 
 
 if __name__ == "__main__":
