@@ -56,7 +56,8 @@ def weights(folder: Path) -> dict[str, Any]:
     arrays = {n.removeprefix("language_model."): t.bytes().view(TYPES[t.dtype]).reshape(t.shape) for n, t in found}
     out = {}
     for name, stored in arrays.items():
-        array, (base, _, end) = stored, name.rpartition(".")
+        array: np.ndarray = stored
+        base, _, end = name.rpartition(".")
         if end in ("scales", "biases", "signs"):
             continue
         if array.dtype == np.uint32:

@@ -36,7 +36,7 @@ class Hybrid(GGUF):
 
 def families() -> Iterator[Family]:
     """Every family of this file."""
-    yield Family("hybrid: sound", _file(lambda keys, tensors: None), None, ("inspect", "convert", "encode"))
+    yield Family("hybrid: sound", _file(lambda keys, tensors: None), None)
     for name, key, value, refused in _shapes():
         yield Family(f"hybrid: {name}", _key(f"qwen35.{key}", value), refused, FIRST)
     for name, key, value, refused in _transforms():
