@@ -335,9 +335,43 @@ def test_the_product_of_groups_is_exact(
 ) -> None:
     monkeypatch.setattr(pipelines, "module", plain)
     monkeypatch.setattr("bitnet.vulkan.matrices.ENOUGH_MATRICES", 4)
-    device = opened(hardware, 32 << 10, int8_tile=tile)
+    device = opened(hardware, 32 << 10, int8_tile=tile, shared=48 << 10)
     try:
         check_groups(device, np.random.default_rng(), product)
+    finally:
+        device.close()
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "product"),
+    [
+        (" * SETS + set % SETS;", " * SETS;", Grouped(40, (70,), 320, 64)),
+        ("if (WK > 1) {\n            barrier();", "if (WK > 1) {", Grouped(8, (37,), 640, 128)),
+        ("if (round * WK * SETS + g < COUNT) sum", "if (g == 0) sum", Grouped(8, (37,), 640, 128)),
+        (
+            "m < STEP_TOKENS && n < rows) store(m, n, uint",
+            "n < rows) store(m, n, uint",
+            Grouped(40, (70,), 256, 128, add=True),
+        ),
+    ],
+    ids=["scale", "barrier", "terms", "tokens"],
+)
+def test_a_defect_of_the_product_of_groups_is_caught(
+    hardware: Any, monkeypatch: pytest.MonkeyPatch, old: str, new: str, product: Grouped
+) -> None:
+    def wrong(*given: Any) -> Module:
+        made = plain(*given)
+        if made.entry != "ternary_groups_mma":
+            return made
+        assert old in made.text
+        return replace(made, text=made.text.replace(old, new))
+
+    monkeypatch.setattr(pipelines, "module", wrong)
+    monkeypatch.setattr("bitnet.vulkan.matrices.ENOUGH_MATRICES", 4)
+    device = opened(hardware, 32 << 10, int8_tile=(16, 16, 32), shared=48 << 10)
+    try:
+        with pytest.raises(AssertionError):
+            check_groups(device, np.random.default_rng(), product)
     finally:
         device.close()
 

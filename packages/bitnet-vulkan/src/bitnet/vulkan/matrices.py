@@ -28,7 +28,7 @@ GROUP_SHAPES = (
     (16, 32, (1, 2, 4)),
     (16, 64, (1, 4, 1)),
 )
-"""The same of ternary_groups_mma, whose products take twice the registers."""
+"""The same of ternary_groups_mma, whose products take more registers; the last, where the one before does not fit."""
 
 
 class Shape(NamedTuple):
@@ -70,8 +70,10 @@ def group_shapes(hardware: Hardware, group: int, sets: int) -> list[Shape]:
     if hardware.int8_tile is None or not _has_groups(hardware) or hardware.int8_tile[2] > min(group, 128):
         return []
     tm, tn, tk = hardware.int8_tile
-    found = []
+    found: list[Shape] = []
     for tokens, rows, (wm, wn, wk) in GROUP_SHAPES:
+        if found and found[-1].defines["WK"] > 1:
+            break
         sm, sn, subgroups = tokens // (tm * wm), rows // (tn * wn), wm * wn * wk
         shared_sums = wk > 1 and (sm, sn) == (1, 1) and group in (64, 128) and tm * tn <= 256
         terms = wk * sets * wm * wn * tm * tn // 4 if wk > 1 else 1

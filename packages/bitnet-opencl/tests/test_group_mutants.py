@@ -1,0 +1,47 @@
+"""Defects of the kernels for scales of groups, which the tests of the kernels for matrix units must catch."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from bitnet.core.testing.mutant import UNUSED, Mutant
+
+HERE = Path(__file__).parent
+INTEL = Path(sys.prefix) / "lib" / "libintelocl.so"
+FAMILY = ("kernels/opencl", "packages/bitnet-core/src/bitnet/core/gpu/clc", "packages/bitnet-opencl")
+PRODUCTS = "test_products_of_groups"
+TABLES = "test_dense_matmul_of_a_ternary_table"
+WAIT = "if ((i + 1) % SPAN && i + 1 < ITERS) continue;\n"
+MUTANTS = (
+    Mutant("a scale too far", "from / PER + min(step,", "from / PER + min(step + 1,", PRODUCTS),
+    Mutant("terms that nobody waits for", f"{WAIT}            barrier(CLK_LOCAL_MEM_FENCE);", WAIT, PRODUCTS),
+    Mutant("rows past the last", "if (to.y < rows) row[to.y] = value_high;", "row[to.y] = value_high;", PRODUCTS),
+    Mutant(
+        "the other rows' scale", "low = units[plane * SETS / 4][t][0]", "low = units[plane * SETS / 4][t][1]", PRODUCTS
+    ),
+    Mutant("a group that ends too early", "block % SPAN == 0", "1", PRODUCTS),
+    Mutant("a head of half its elements", "squares += shuffle_xor(squares, 2);", "", "test_a_model_of_groups"),
+    Mutant("a middle digit", "quarter == 1 ? 128.0f", "quarter == 1 ? 127.0f", TABLES),
+    Mutant("the first row's unit", "scale[(size_t)(first_row + n) * COUNT", "scale[(size_t)first_row * COUNT", TABLES),
+)
+
+
+@pytest.mark.nightly(unless_changed=FAMILY)
+@pytest.mark.parametrize("mutant", MUTANTS, ids=lambda mutant: mutant.defect.replace(" ", "-"))
+def test_a_defect_is_caught(mutant: Mutant, require_device: Callable[[str, str | None], None], tmp_path: Path) -> None:
+    reason = None if INTEL.exists() else f"{INTEL} is not there (pip install intel-opencl-rt intel-cmplr-lib-rt)."
+    require_device("opencl-intel", reason)
+    (tmp_path / "one.icd").write_text(f"{INTEL}\n")
+    environment = {"OCL_ICD_VENDORS": str(tmp_path), "BITNET_CACHE_DIR": str(tmp_path), "PYTHONPATH": str(HERE)}
+    file = "test_conformance_opencl.py" if "ternary_table" in mutant.tests else "test_matrix_units.py"
+    command = [sys.executable, *mutant.command(HERE / file, "-p", "by_sub_groups")]
+    done = subprocess.run(command, env={**os.environ, **environment}, capture_output=True, text=True, check=False)
+    assert done.returncode != UNUSED, f"no kernel has {mutant.old!r}"
+    crashed = done.returncode < 0
+    assert crashed or (done.returncode == 1 and "failed" in done.stdout), done.stdout + done.stderr
