@@ -4,15 +4,16 @@
  * Every row is scored from the compact head (head_score.h); head_layout.h bounds each score's error. A
  * few likely rows are then scored from the full weights, and after them every row that could still win or that
  * sampling could reach, given those few scores. Only exact scores are compared in the end, so the token is the
- * one that the exact logits give. Rows whose parameters ask for the whole distribution (top-p without top-k), or where
- * too many tokens stay in reach, have all their logits computed.
+ * one that the exact logits give. Top-p without top-k is a share of the whole distribution: the winner is drawn from all
+ * tokens, and checked (head_check.h). Rows where that leaves a doubt, or where too many tokens stay in reach, have all
+ * their logits computed.
  *
  * The rows of the logits then hold approximate scores. Where the step says that somebody reads them, native.c runs
  * dense_matmul and sample instead.
  */
 #include <stdlib.h>
 
-#include "head_score.h"
+#include "head_check.h"
 
 #define HEAD_SPAN 16 /* chunks an item of work, in which rows in doubt are looked for */
 #define CHUNK_PANELS (HEAD_CHUNK / HEAD_PANEL_ROWS)
@@ -29,10 +30,12 @@ static head_scratch_t head_parts(const run_t *run, const dense_matmul_op_t *o, i
     const size_t x = aligned_bytes((size_t)(rows * head_groups(o->x.columns)), HEAD_COLUMNS);
     const size_t row = aligned_bytes((size_t)rows, sizeof(head_row_t));
     const size_t tops = aligned_bytes((size_t)(rows * chunks_of(o->out.columns)), sizeof(scored_t));
+    const size_t best = aligned_bytes((size_t)(rows * run->threads), sizeof(scored_t));
     const uintptr_t base = (uintptr_t)run->shared; /* 0 where only the size is asked for */
-    *bytes = x + row + tops + aligned_bytes((size_t)(rows * run->threads), sizeof(scored_t));
+    *bytes = x + row + tops + best + aligned_bytes((size_t)(rows * run->threads), sizeof(evidence_t));
     return (head_scratch_t){
-        (int32_t *)base, (head_row_t *)(base + x), (scored_t *)(base + x + row), (scored_t *)(base + x + row + tops)};
+        (int32_t *)base, (head_row_t *)(base + x), (scored_t *)(base + x + row), (scored_t *)(base + x + row + tops),
+        (evidence_t *)(base + x + row + tops + best)};
 }
 
 static need_t head_sample_need(const run_t *run, const op_t *op) {
@@ -41,44 +44,56 @@ static need_t head_sample_need(const run_t *run, const op_t *op) {
     return need;
 }
 
-static head_mode_t head_mode(const draw_t *d, int64_t n) {
+#define HEAD_CHECKED_ROWS 16 /* maximum rows of logits of a step whose winners are checked: more share all logits */
+
+static head_mode_t head_mode(const draw_t *d, int64_t n, int64_t rows) {
     if (d->temperature == 0) return HEAD_GREEDY;
     const bool top_k = d->top_k > 0 && d->top_k < n;
     if (top_k) return d->top_k <= HEAD_LIST / 8 && d->top_k <= chunks_of(n) ? HEAD_WITHIN : HEAD_ALL;
-    if (d->top_p < 1) return HEAD_ALL;
+    if (d->top_p < 1) return d->min_p > 0 || rows > HEAD_CHECKED_ROWS ? HEAD_ALL : HEAD_CHECKED;
     return d->min_p > 0 ? HEAD_WITHIN : HEAD_NOISE;
 }
 
 /* The key by which a row's tokens compete: the adjusted logit, with or without noise. */
 INLINE float head_key(const head_row_t *row, float logit, float noise) {
-    return row->mode == HEAD_NOISE ? logit / row->draw.temperature + noise : logit;
+    return head_noisy(row) ? logit / row->draw.temperature + noise : logit;
 }
 
 /* Keys of the `count` approximate scores of a chunk that begins at `token`. */
 static void head_keys(const head_row_t *row, const float *scores, int64_t begin, int64_t count, float *keys) {
     for (int64_t i = 0; i < count; i++) keys[i] = adjusted(&row->adjust, scores[i], begin + i);
-    if (row->mode != HEAD_NOISE) return;
+    if (!head_noisy(row)) return;
     float noise[HEAD_CHUNK];
     for (int64_t i = 0; i < count; i += 4 * VL)
         gumbel(begin + i, row->draw.position, row->draw.seed_lo, row->draw.seed_hi, noise + i);
     for (int64_t i = 0; i < count; i++) keys[i] = head_key(row, keys[i], noise[i]);
 }
 
+/* The adjusted logit of a token, from the full weights. */
+static float head_logit(run_t *run, const dense_matmul_op_t *dense, const head_row_t *row, int64_t token, int64_t r) {
+    atomic_fetch_add_explicit(&run->scored, 1, memory_order_relaxed);
+    return adjusted(&row->adjust, dense_score(dense, token, r), token);
+}
+
 static float head_exact(run_t *run, const dense_matmul_op_t *dense, const head_row_t *row, int64_t token, int64_t r) {
     float noise[4 * VL];
-    if (row->mode == HEAD_NOISE)
-        gumbel(token / 4 * 4, row->draw.position, row->draw.seed_lo, row->draw.seed_hi, noise);
-    atomic_fetch_add_explicit(&run->scored, 1, memory_order_relaxed);
-    const float logit = adjusted(&row->adjust, dense_score(dense, token, r), token);
-    return head_key(row, logit, row->mode == HEAD_NOISE ? noise[token % 4] : 0);
+    if (head_noisy(row)) gumbel(token / 4 * 4, row->draw.position, row->draw.seed_lo, row->draw.seed_hi, noise);
+    return head_key(row, head_logit(run, dense, row, token, r), head_noisy(row) ? noise[token % 4] : 0);
 }
 
 /* The greatest key of a chunk. Its token is looked up only if needed. */
-static void head_top(const dense_matmul_op_t *dense, const head_scratch_t *s, int64_t r, int64_t chunk) {
+static void head_top(
+    const head_sample_op_t *o, const head_scratch_t *s, int64_t r, int64_t chunk, evidence_t *evidence) {
+    const dense_matmul_op_t *dense = &o->dense->dense_matmul;
     const int64_t begin = chunk * HEAD_CHUNK, n = dense->out.columns;
     const int64_t count = n - begin < HEAD_CHUNK ? n - begin : HEAD_CHUNK;
+    const float *scores = (const float *)dense->out.data + r * dense->out.stride + begin;
     float keys[HEAD_CHUNK];
-    head_keys(&s->row[r], (const float *)dense->out.data + r * dense->out.stride + begin, begin, count, keys);
+    if (s->row[r].mode == HEAD_CHECKED) {
+        check_sizes(o, &s->row[r], scores, chunk, count, keys);
+        check_peak(keys, evidence);
+    }
+    head_keys(&s->row[r], scores, begin, count, keys);
     s->tops[r * chunks_of(n) + chunk] = (scored_t){greatest(keys, count), (int32_t)chunk};
 }
 
@@ -130,6 +145,11 @@ static void head_threshold(run_t *run, const dense_matmul_op_t *dense, const hea
         if (top_k ? !(key >= row->threshold) : !(key <= row->threshold)) row->threshold = key;
     }
     if (row->mode == HEAD_WITHIN && !top_k) row->threshold += d->temperature * logf(d->min_p);
+    row->check.peak = -INFINITY;
+    for (int t = 0; row->mode == HEAD_CHECKED && t < pool_threads(run->pool); t++) {
+        const float peak = s->evidence[t * (int64_t)run->step.rows + r].peak;
+        if (!(peak <= row->check.peak)) row->check.peak = peak;
+    }
     row->threshold = head_below(row->threshold);
 }
 
@@ -139,60 +159,148 @@ static void head_threshold(run_t *run, const dense_matmul_op_t *dense, const hea
 typedef struct {
     struct {
         int64_t token, r;
+        float chance; /* with which it was taken as evidence; 0: it is a candidate */
     } of[HEAD_DOUBTS];
     int first, count;
+    scored_t *best; /* this thread's best of every row */
+    evidence_t *evidence; /* and its evidence */
 } doubts_t;
 
-/* Score the token that has waited longest. `best` is this thread's best of every row. */
-static void head_settle(
-    run_t *run, const dense_matmul_op_t *dense, const head_scratch_t *s, doubts_t *doubts, scored_t *best) {
+/* Score the token that has waited longest. */
+static void head_settle(run_t *run, const dense_matmul_op_t *dense, const head_scratch_t *s, doubts_t *doubts) {
     const int64_t token = doubts->of[doubts->first].token, r = doubts->of[doubts->first].r;
+    const float chance = doubts->of[doubts->first].chance;
     doubts->first = (doubts->first + 1) % HEAD_DOUBTS;
     doubts->count--;
     head_row_t *row = &s->row[r];
-    const scored_t exact = {head_exact(run, dense, row, token, r), (int32_t)token};
-    if (row->mode == HEAD_WITHIN) {
+    if (chance > 0) {
+        const float logit = head_logit(run, dense, row, token, r);
+        check_add(row, logit / row->draw.temperature, chance, &doubts->evidence[r]);
+        return;
+    }
+    scored_t exact = {head_exact(run, dense, row, token, r), (int32_t)token}, *best = &doubts->best[r];
+    if (row->mode == HEAD_WITHIN || row->mode == HEAD_AGAIN) {
+        if (row->mode == HEAD_AGAIN) exact.value /= row->draw.temperature;
         const int32_t at = row->listed++;
         if (at < HEAD_LIST) row->list[at] = exact;
     } else if (exact.value != exact.value) {
-        best[r] = (scored_t){INFINITY, NO_TOKEN}; /* NaN wins over all */
-    } else if (exact.value > best[r].value || (exact.value == best[r].value && exact.token < best[r].token)) {
-        best[r] = exact;
+        *best = (scored_t){INFINITY, NO_TOKEN}; /* NaN wins over all */
+    } else if (exact.value > best->value || (exact.value == best->value && exact.token < best->token)) {
+        *best = exact;
     }
 }
 
-/* How far a key moves at most where its score moves by 1. */
-INLINE float head_slope(const head_row_t *row) {
-    const float repetition = row->adjust.marks ? row->adjust.repetition : 1.0f;
-    const float slope = repetition > 1.0f ? repetition : 1.0f / repetition; /* of logits below 0, or above */
-    return row->mode == HEAD_NOISE ? slope / row->draw.temperature : slope;
+/* Prefetch a token's row, and score it after those that wait already. */
+static void head_doubt(
+    run_t *run, const dense_matmul_op_t *dense, const head_scratch_t *s, doubts_t *doubts, int64_t token, int64_t r,
+    float chance) {
+    if (doubts->count == HEAD_DOUBTS) head_settle(run, dense, s, doubts);
+    head_fetch(dense, token);
+    const int last = (doubts->first + doubts->count++) % HEAD_DOUBTS;
+    doubts->of[last].token = token;
+    doubts->of[last].r = r;
+    doubts->of[last].chance = chance;
 }
 
 /* Score exactly the tokens of one chunk (the c-th in the order of `tops`) that may reach the threshold. */
 static void head_filter(
-    run_t *run, const head_sample_op_t *o, const head_scratch_t *s, int64_t r, int64_t c, doubts_t *doubts,
-    scored_t *best) {
+    run_t *run, const head_sample_op_t *o, const head_scratch_t *s, int64_t r, int64_t c, doubts_t *doubts) {
     const dense_matmul_op_t *dense = &o->dense->dense_matmul;
     const head_row_t *row = &s->row[r];
     const int64_t n = dense->out.columns;
     const scored_t top = s->tops[r * chunks_of(n) + c];
-    const float scale = head_slope(row);
-    const float norm = o->chunk_norm[top.token];
+    const int64_t begin = top.token * (int64_t)HEAD_CHUNK, count = n - begin < HEAD_CHUNK ? n - begin : HEAD_CHUNK;
+    const float *scores = (const float *)dense->out.data + r * dense->out.stride + begin;
+    const float scale = head_slope(row), norm = o->chunk_norm[top.token];
+    float keys[HEAD_CHUNK];
+    if (row->mode == HEAD_CHECKED) {
+        check_sizes(o, row, scores, top.token, count, keys);
+        check_count(row, keys, count, &doubts->evidence[r]);
+    }
     /* Where one token is wanted, this thread's best rules out more of them. */
-    const float own = row->mode == HEAD_WITHIN ? -INFINITY : head_below(best[r].value);
+    const float own = row->mode == HEAD_WITHIN ? -INFINITY : head_below(doubts->best[r].value);
     const float threshold = own > row->threshold ? own : row->threshold;
     /* Written so that a NaN stays in. */
     if (top.value + scale * head_bound(row, o->chunk_step[top.token], norm) < threshold) return;
-    const int64_t begin = top.token * (int64_t)HEAD_CHUNK, count = n - begin < HEAD_CHUNK ? n - begin : HEAD_CHUNK;
-    float keys[HEAD_CHUNK];
-    head_keys(row, (const float *)dense->out.data + r * dense->out.stride + begin, begin, count, keys);
+    head_keys(row, scores, begin, count, keys);
     for (int64_t i = 0; i < count && row->listed <= HEAD_LIST; i++) {
         if (keys[i] + scale * head_bound(row, o->step[begin + i], norm) < threshold) continue;
-        if (doubts->count == HEAD_DOUBTS) head_settle(run, dense, s, doubts, best);
-        head_fetch(dense, begin + i);
-        const int last = (doubts->first + doubts->count++) % HEAD_DOUBTS;
-        doubts->of[last].token = begin + i;
-        doubts->of[last].r = r;
+        head_doubt(run, dense, s, doubts, begin + i, r, 0);
+    }
+}
+
+/* Take tokens of a chunk as evidence, or, where the winner did not pass, all that may be likelier. */
+static void head_evidence(
+    run_t *run, const head_sample_op_t *o, const head_scratch_t *s, int64_t r, int64_t chunk, doubts_t *doubts) {
+    const dense_matmul_op_t *dense = &o->dense->dense_matmul;
+    const head_row_t *row = &s->row[r];
+    const int64_t begin = chunk * HEAD_CHUNK, n = dense->out.columns, count = n - begin < HEAD_CHUNK ? n - begin : HEAD_CHUNK;
+    const float *scores = (const float *)dense->out.data + r * dense->out.stride + begin;
+    float u[HEAD_CHUNK], chance[HEAD_CHUNK];
+    uint32_t words[HEAD_CHUNK];
+    if (row->mode == HEAD_AGAIN) {
+        check_rough(row, scores, begin, count, u);
+        for (int64_t i = 0; i < count && row->listed <= HEAD_LIST; i++)
+            if (!(u[i] + check_reach(o, row, begin + i, 1)[0] < head_below(row->check.z)))
+                head_doubt(run, dense, s, doubts, begin + i, r, 0);
+        return;
+    }
+    check_sizes(o, row, scores, chunk, count, u);
+    check_chances(row, u, chance);
+    check_words(&row->draw, begin, words);
+    for (int64_t i = 0; i < count; i++)
+        if (!(chance[i] < 1) || words[i] < (uint32_t)(chance[i] * 0x1p32f))
+            head_doubt(run, dense, s, doubts, begin + i, r, chance[i] < 1 ? chance[i] : 1);
+}
+
+/* The best of all threads. */
+static scored_t head_best(const run_t *run, const head_scratch_t *s, int64_t r) {
+    scored_t best = s->best[r];
+    for (int t = 1; t < pool_threads(run->pool); t++) {
+        const scored_t other = s->best[t * (int64_t)run->step.rows + r];
+        if (other.value > best.value || (other.value == best.value && other.token < best.token)) best = other;
+    }
+    return best;
+}
+
+/* Check the winners of the rows that top-p filters; every thread enters. */
+static void head_check(run_t *run, const head_sample_op_t *o, const head_scratch_t *s, doubts_t *doubts, int thread) {
+    const dense_matmul_op_t *dense = &o->dense->dense_matmul;
+    const int64_t rows = run->step.rows, chunks = chunks_of(dense->out.columns);
+    const int64_t spans = (chunks + HEAD_SPAN - 1) / HEAD_SPAN;
+    const int threads = pool_threads(run->pool);
+    for (int64_t r; (r = pool_take(run->pool, thread, rows)) >= 0;) {
+        head_row_t *row = &s->row[r];
+        if (row->mode != HEAD_CHECKED) continue;
+        const scored_t best = head_best(run, s, r);
+        row->check.winner = best.token;
+        check_rate(s->evidence + r, rows, threads, &row->check);
+        if (best.token == INT32_MAX || best.token == NO_TOKEN || !(fabsf(row->check.log_rate) < INFINITY))
+            row->mode = HEAD_ALL;
+        else row->check.z = head_logit(run, dense, row, best.token, r) / row->draw.temperature;
+    }
+    pool_barrier(run->pool, thread);
+
+    for (int again = 0; again < 2; again++) {
+        const head_mode_t mode = again ? HEAD_AGAIN : HEAD_CHECKED;
+        bool any = false;
+        for (int64_t r = 0; r < rows; r++) any |= s->row[r].mode == mode;
+        if (!any) return;
+        for (int64_t i; (i = pool_take(run->pool, thread, rows * spans)) >= 0;)
+            for (int64_t c = i % spans * HEAD_SPAN; c < chunks && c < (i % spans + 1) * HEAD_SPAN; c++)
+                if (s->row[i / spans].mode == mode) head_evidence(run, o, s, i / spans, c, doubts);
+        while (doubts->count) head_settle(run, dense, s, doubts);
+        pool_barrier(run->pool, thread);
+
+        for (int64_t r; (r = pool_take(run->pool, thread, rows)) >= 0;) {
+            head_row_t *row = &s->row[r];
+            if (row->mode != mode) continue;
+            if (again) {
+                row->check.winner = row->listed > HEAD_LIST ? NO_TOKEN : check_again(row);
+                row->mode = row->check.winner == NO_TOKEN ? HEAD_ALL : HEAD_CHECKED;
+            } else row->mode = check_verdict(row, s->evidence + r, rows, threads);
+        }
+        pool_barrier(run->pool, thread);
     }
 }
 
@@ -229,11 +337,8 @@ static int32_t head_choose(
         return choose_adjusted(
             &row->draw, &row->adjust, (const float *)dense->out.data + r * dense->out.stride, dense->out.columns, z, p);
     if (row->mode == HEAD_WITHIN) return head_draw(row, z, p);
-    scored_t best = s->best[r];
-    for (int t = 1; t < pool_threads(run->pool); t++) {
-        const scored_t other = s->best[t * (int64_t)run->step.rows + r];
-        if (other.value > best.value || (other.value == best.value && other.token < best.token)) best = other;
-    }
+    if (row->mode == HEAD_CHECKED) return row->check.winner;
+    const scored_t best = head_best(run, s, r);
     return best.token == INT32_MAX ? NO_TOKEN : best.token;
 }
 
@@ -258,16 +363,23 @@ static void head_sample(run_t *run, const op_t *op, int thread) {
         head_row_t *row = &s.row[r];
         row->draw = draw_of(&run->step, r);
         row->adjust = adjust_of(&run->step, &o->sample->sample, r);
-        row->mode = head_quantise(o, &s, r, rows) ? head_mode(&row->draw, n) : HEAD_ALL;
+        row->mode = head_quantise(o, &s, r, rows) ? head_mode(&row->draw, n, rows) : HEAD_ALL;
         row->listed = 0;
+        if (row->mode == HEAD_CHECKED) check_begin(row, n);
     }
-    for (int64_t r = 0; r < rows; r++) s.best[thread * rows + r] = (scored_t){-INFINITY, INT32_MAX};
+    doubts_t doubts = {.best = s.best + thread * rows, .evidence = s.evidence + thread * rows};
+    for (int64_t r = 0; r < rows; r++) {
+        doubts.best[r] = (scored_t){-INFINITY, INT32_MAX};
+        doubts.evidence[r] = (evidence_t){.peak = -INFINITY};
+    }
     pool_barrier(run->pool, thread);
+    bool checks = false;
+    for (int64_t r = 0; r < rows; r++) checks |= s.row[r].mode == HEAD_CHECKED;
 
     for (int64_t c; (c = pool_take(run->pool, thread, chunks)) >= 0;) {
         const int64_t first = c * CHUNK_PANELS, panels = head_panels(n);
         for (int64_t i = first; i < first + CHUNK_PANELS && i < panels; i++) head_panel(run, o, &s, i);
-        for (int64_t r = 0; r < rows; r++) head_top(dense, &s, r, c);
+        for (int64_t r = 0; r < rows; r++) head_top(o, &s, r, c, &doubts.evidence[r]);
     }
     pool_barrier(run->pool, thread);
 
@@ -276,14 +388,13 @@ static void head_sample(run_t *run, const op_t *op, int thread) {
     pool_barrier(run->pool, thread);
 
     const int64_t spans = (chunks + HEAD_SPAN - 1) / HEAD_SPAN;
-    scored_t *best = s.best + thread * rows;
-    doubts_t doubts = {0};
     for (int64_t i; (i = pool_take(run->pool, thread, rows * spans)) >= 0;)
         for (int64_t c = i % spans * HEAD_SPAN; c < chunks && c < (i % spans + 1) * HEAD_SPAN; c++)
-            if (s.row[i / spans].mode != HEAD_ALL) head_filter(run, o, &s, i / spans, c, &doubts, best);
-    while (doubts.count) head_settle(run, dense, &s, &doubts, best);
+            if (s.row[i / spans].mode != HEAD_ALL) head_filter(run, o, &s, i / spans, c, &doubts);
+    while (doubts.count) head_settle(run, dense, &s, &doubts);
     pool_barrier(run->pool, thread);
 
+    if (checks) head_check(run, o, &s, &doubts, thread);
     bool any = false;
     for (int64_t r = 0; r < rows; r++) any |= head_all(&s.row[r]);
     if (any) {

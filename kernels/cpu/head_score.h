@@ -18,6 +18,8 @@
 typedef enum {
     HEAD_GREEDY, /* the greatest logit */
     HEAD_NOISE, /* the greatest logit / temperature + noise */
+    HEAD_CHECKED, /* the same, if top-p keeps it: head_check.h */
+    HEAD_AGAIN, /* it did not: a list of the likelier ones is drawn from */
     HEAD_WITHIN, /* draw from a list of all tokens above a threshold */
     HEAD_ALL, /* compute every logit */
 } head_mode_t;
@@ -26,6 +28,22 @@ typedef struct {
     float value;
     int32_t token;
 } scored_t;
+
+/* What head_check.h keeps for a row of logits. */
+typedef struct {
+    float bet, spare, rows, peak, log_rate;
+    float z; /* of the winner: its logit over the temperature */
+    int32_t winner;
+} check_t;
+
+#define CHECK_BINS 256
+
+/* What a thread has found for a row of logits: tokens by the logarithm of their size, then logarithms of odds. */
+typedef struct {
+    int32_t bins[CHECK_BINS];
+    float peak;
+    double passes, fails;
+} evidence_t;
 
 /* Shared by the threads: the state of one row of logits. */
 typedef struct {
@@ -36,6 +54,7 @@ typedef struct {
     float base; /* Σ offset · activation, in those steps */
     float slack, rest; /* of head_bound */
     float threshold; /* tokens certainly below it are out */
+    check_t check;
     _Atomic int32_t listed;
     scored_t list[HEAD_LIST];
 } head_row_t;
@@ -46,7 +65,18 @@ typedef struct {
     head_row_t *row;
     scored_t *tops; /* [rows][chunks]: the greatest of each chunk */
     scored_t *best; /* [threads][rows] */
+    evidence_t *evidence; /* [threads][rows] */
 } head_scratch_t;
+
+/* Whether a row's tokens compete with noise. */
+INLINE bool head_noisy(const head_row_t *row) { return row->mode == HEAD_NOISE || row->mode == HEAD_CHECKED; }
+
+/* How far a key moves at most where its score moves by 1. */
+INLINE float head_slope(const head_row_t *row) {
+    const float repetition = row->adjust.marks ? row->adjust.repetition : 1.0f;
+    const float slope = repetition > 1.0f ? repetition : 1.0f / repetition; /* of logits below 0, or above */
+    return head_noisy(row) || row->mode == HEAD_AGAIN ? slope / row->draw.temperature : slope;
+}
 
 INLINE vf head_evened(const head_sample_op_t *o, const float *x, int64_t i, int n) {
     return v_load_part(x + i, n) * v_load_part(o->column + i, n);

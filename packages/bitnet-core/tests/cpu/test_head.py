@@ -38,6 +38,11 @@ DRAWS = (
     SamplingParams(1.0, top_k=30, top_p=0.8, min_p=0.01, seed=12),
     SamplingParams(0.6, min_p=0.1, seed=13),
     SamplingParams(1.1, top_p=0.9, seed=14),
+    SamplingParams(0.1, top_p=0.95, seed=17),
+    SamplingParams(1.0, top_p=0.3, seed=18),
+    SamplingParams(1.0, top_p=1e-4, seed=19),
+    SamplingParams(1e-3, top_p=0.9999, seed=20),
+    SamplingParams(1.0, top_p=0.9, min_p=0.05, seed=21),
     SamplingParams(1.0, seed=15),
     SamplingParams(1e-30, seed=16),
 )
@@ -102,6 +107,30 @@ def test_tokens_are_those_of_the_exact_logits(
         x = rng.standard_normal((rows, width)).astype(np.float32)
         x[rng.integers(rows), rng.integers(width)] *= rng.choice([0, 1, 500])
         assert made.run(x, params, logits=False) == made.run(x, params, logits=True), params
+
+
+@pytest.mark.parametrize("rows", [1, 4])
+def test_top_p_of_a_peaked_distribution_reads_few_rows(
+    head: Callable[..., HeadAlone], rng: np.random.Generator, rows: int
+) -> None:
+    """Tokens as from all logits, also where the winner of all tokens does not pass, of frequencies like those of words."""
+    vocabulary, width = 40_000, 256
+    direction = rng.standard_normal(width)
+    direction /= np.linalg.norm(direction)
+    frequencies = -2.0 * np.log(rng.permutation(vocabulary) + 3.0)
+    weight = rng.standard_normal((vocabulary, width)) * 0.3 / np.sqrt(width) + np.outer(frequencies, direction) / 16
+    made = head(LEVELS[-1], weight.astype(np.float16), rows)
+    x = (16 * direction + 0.3 * rng.standard_normal((rows, width))).astype(np.float32)
+    whole, rejected = 0, 0
+    for top_p in (0.95, 0.8):
+        for _ in range(40):
+            params = SamplingParams(1.0, top_p=top_p, seed=int(rng.integers(2**63)))
+            tokens = made.run(x, params, logits=False)
+            whole += made.executable.stats().weight_bytes > vocabulary * width * 2
+            assert tokens == made.run(x, params, logits=True), params
+            rejected += tokens != made.run(x, SamplingParams(1.0, seed=params.seed), logits=True)
+    assert rejected > 4
+    assert whole <= 8 * rows, f"{whole} of 80 steps computed all logits"
 
 
 def columns_of(weight: npt.NDArray[np.float16]) -> Wide:
