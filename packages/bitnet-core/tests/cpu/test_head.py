@@ -113,7 +113,7 @@ def test_tokens_are_those_of_the_exact_logits(
 def test_top_p_of_a_peaked_distribution_reads_few_rows(
     head: Callable[..., HeadAlone], rng: np.random.Generator, rows: int
 ) -> None:
-    """Tokens as from all logits, also where the winner of all tokens does not pass, of frequencies like those of words."""
+    """Tokens as from all logits, also where the first winner does not pass; frequencies are like those of words."""
     vocabulary, width = 40_000, 256
     direction = rng.standard_normal(width)
     direction /= np.linalg.norm(direction)
