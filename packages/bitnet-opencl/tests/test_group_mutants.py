@@ -14,7 +14,6 @@ from bitnet.core.testing.mutant import UNUSED, Mutant
 
 HERE = Path(__file__).parent
 INTEL = Path(sys.prefix) / "lib" / "libintelocl.so"
-FAMILY = ("kernels/opencl", "packages/bitnet-core/src/bitnet/core/gpu/clc", "packages/bitnet-opencl")
 PRODUCTS = "test_products_of_groups"
 TABLES = "test_dense_matmul_of_a_ternary_table"
 WAIT = "if ((i + 1) % SPAN && i + 1 < ITERS) continue;\n"
@@ -32,7 +31,7 @@ MUTANTS = (
 )
 
 
-@pytest.mark.nightly(unless_changed=FAMILY)
+@pytest.mark.nightly
 @pytest.mark.parametrize("mutant", MUTANTS, ids=lambda mutant: mutant.defect.replace(" ", "-"))
 def test_a_defect_is_caught(mutant: Mutant, require_device: Callable[[str, str | None], None], tmp_path: Path) -> None:
     reason = None if INTEL.exists() else f"{INTEL} is not there (pip install intel-opencl-rt intel-cmplr-lib-rt)."
