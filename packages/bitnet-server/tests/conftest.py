@@ -9,6 +9,7 @@ import threading
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -30,6 +31,7 @@ from bitnet.server.models.settings import Settings
 from bitnet.server.models.state import State
 
 MAX_SEQS = 4
+LONG_CONTEXT = 65_536  # instructions and tools of Claude Code take some 37,000 of the demo model's tokens
 Script = Callable[[str], str]
 
 
@@ -183,6 +185,18 @@ def _running(
 def demo_model() -> Iterator[Model]:
     with load_model(device="cpu", max_seqs=MAX_SEQS, threads=2) as model:
         yield model
+
+
+@pytest.fixture(scope="session")
+def long_file(demo_model: Model, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The demo model with room for an agent's instructions, since its file says so."""
+    data = bytearray(demo_model.path.read_bytes())
+    key = b"bitnet-b1.58.context_length"
+    at = data.index(key) + len(key) + 4  # behind the value's type
+    data[at : at + 4] = LONG_CONTEXT.to_bytes(4, "little")
+    file = tmp_path_factory.mktemp("model") / "long.gguf"
+    file.write_bytes(data)
+    return file
 
 
 @pytest.fixture(scope="session")

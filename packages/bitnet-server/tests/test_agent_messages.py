@@ -242,3 +242,32 @@ def test_a_prompt_that_is_too_long_is_what_claude_code_shortens(server: Any) -> 
     found = re.match(r"prompt is too long: (\d+) tokens > (\d+) maximum", said)  # Claude Code looks for both numbers
     assert found, said
     assert int(found[1]) > int(found[2]) == server.model.context
+
+
+def test_later_requests_of_a_long_session_compute_only_what_is_new(
+    running: Any, scripted: Any, long_file: Path
+) -> None:
+    """50,000 tokens of instructions: the second request computes less than 2 % of its prompt, as usage and metrics
+    say."""
+    system = " ".join(f"Rule {i} is to keep {i * 7919 % 9973} of them." for i in range(2_900))
+    body = {"model": "m", "max_tokens": 99, "system": system, "messages": [HI], "tools": [READ]}
+    with load_model(long_file, device="cpu", context=65_536, max_seqs=2, threads=1) as model:
+        scripted(model, "Here I am.")
+        with running(model, names=("m",)) as server:
+            counted, used = [], []
+            for _ in range(2):
+                answer = server.client.post("/v1/messages", json=body).json()
+                assert "usage" in answer, answer
+                used.append(answer["usage"])
+                found = re.findall(
+                    r'bitnet_tokens_total\{kind="(prompt|cached)"\} (\S+)', server.client.get("/metrics").text
+                )
+                counted.append({kind: float(number) for kind, number in found})
+                said = {"role": "assistant", "content": answer["content"]}
+                body = {**body, "messages": [*body["messages"], said, {"role": "user", "content": "And now?"}]}
+    first, second = used
+    assert first["input_tokens"] > 50_000
+    whole = second["input_tokens"] + second["cache_read_input_tokens"]
+    assert second["input_tokens"] < 0.02 * whole
+    assert counted[1]["prompt"] - counted[0]["prompt"] == second["input_tokens"]
+    assert counted[1]["cached"] == second["cache_read_input_tokens"]

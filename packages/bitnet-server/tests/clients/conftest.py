@@ -20,7 +20,6 @@ from bitnet.core import Model, load_model
 SCRIPTS = Path(__file__).with_name("scripts")
 # What uv and npm say where there is no network.
 NO_NETWORK = re.compile(r"dns error|tcp connect error|EAI_AGAIN|ENOTFOUND|ECONNREFUSED|ENETUNREACH|ETIMEDOUT")
-CONTEXT = 65_536  # instructions and tools of Claude Code take some 37,000 of the demo model's tokens
 Done = subprocess.CompletedProcess[str]
 
 
@@ -113,20 +112,8 @@ def javascript(npm_install: Callable[..., Path]) -> Callable[..., Callable[[str,
     return client
 
 
-@pytest.fixture(scope="session")
-def long_file(demo_model: Model, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The demo model with room for an agent's instructions, since its file says so."""
-    data = bytearray(demo_model.path.read_bytes())
-    key = b"bitnet-b1.58.context_length"
-    at = data.index(key) + len(key) + 4  # behind the value's type
-    data[at : at + 4] = CONTEXT.to_bytes(4, "little")
-    file = tmp_path_factory.mktemp("model") / "long.gguf"
-    file.write_bytes(data)
-    return file
-
-
 @pytest.fixture
 def long_model(long_file: Path) -> Iterator[Model]:
     """A model with a long context, which a test may script."""
-    with load_model(long_file, device="cpu", context=CONTEXT, max_seqs=2, threads=1) as model:
+    with load_model(long_file, device="cpu", context=65_536, max_seqs=2, threads=1) as model:
         yield model

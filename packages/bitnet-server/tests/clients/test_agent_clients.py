@@ -27,7 +27,7 @@ FUNCTION = re.compile(r'"name": "(weather|final_result|\w*Person)"')
 def answer(prompt: str) -> str:
     """What a model would say that was told about tools, or about none."""
     if "27 degrees" in prompt:
-        return SAID if "Who is Ada" in prompt else "It is warm."
+        return "It is warm."
     if function := FUNCTION.search(prompt):
         own = {"weather": '{"city":"Zürich"}', "IterablePerson": f'{{"tasks":[{SAID}]}}'}
         arguments = own.get(function[1], WITHOUT_END)

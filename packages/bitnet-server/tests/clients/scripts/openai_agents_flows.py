@@ -32,8 +32,6 @@ async def flows(model: Any) -> dict[str, Any]:
     pieces = [text_of(event) async for event in stream.stream_events()]
     reader = agents.Agent(name="reader", model=model, output_type=Person)
     objects = [(await agents.Runner.run(reader, QUESTION)).final_output]
-    both = agents.Agent(name="both", model=model, tools=[agents.function_tool(weather)], output_type=Person)
-    objects.append((await agents.Runner.run(both, f"{QUESTION} {WEATHER}")).final_output)
     return {"text": text, "told": told, "pieces": pieces, "objects": objects}
 
 

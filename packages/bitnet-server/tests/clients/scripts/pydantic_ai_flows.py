@@ -29,8 +29,6 @@ async def flows(model: Any) -> dict[str, Any]:
         objects.append((await asked.run(QUESTION)).output)
         async with asked.run_stream(QUESTION) as stream:
             objects.append(await stream.get_output())
-    asked = Agent(model, tools=[weather], output_type=NativeOutput(Person))
-    objects.append((await asked.run(f"{QUESTION} {WEATHER}")).output)
     return {"text": text, "told": told, "pieces": pieces, "objects": objects}
 
 
