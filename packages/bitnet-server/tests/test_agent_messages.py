@@ -250,11 +250,11 @@ def test_later_requests_of_a_long_session_compute_only_what_is_new(
     """50,000 tokens of instructions: the second request computes less than 2 % of its prompt, as usage and metrics
     say."""
     system = " ".join(f"Rule {i} is to keep {i * 7919 % 9973} of them." for i in range(2_900))
-    body = {"model": "m", "max_tokens": 99, "system": system, "messages": [HI], "tools": [READ]}
+    body: dict[str, Any] = {"model": "m", "max_tokens": 99, "system": system, "messages": [HI], "tools": [READ]}
     with load_model(long_file, device="cpu", context=65_536, max_seqs=2, threads=1) as model:
         scripted(model, "Here I am.")
         with running(model, names=("m",)) as server:
-            counted, used = [], []
+            counted, used = list[dict[str, float]](), list[dict[str, int]]()
             for _ in range(2):
                 answer = server.client.post("/v1/messages", json=body).json()
                 assert "usage" in answer, answer
