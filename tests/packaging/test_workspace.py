@@ -60,8 +60,9 @@ def test_commands_of_our_packages_are_known_where_they_are_absent(root: Path, pa
     assert found == plugins.OURS
 
 
-MAX_CODE_LINES = {"bitnet-opencl": 430}
-"""Maximum lines of code of a backend, where it is not 1,450. Neither blank lines nor comments and docstrings count."""
+MAX_CODE_LINES = {"bitnet-opencl": 430, "bitnet-vulkan": 1510}
+"""Maximum lines of code of a backend, where it is not 1,320. Neither blank lines nor comments and docstrings count.
+Vulkan's has the choice of cooperative matrices, which no other API describes to its host."""
 
 
 def code_lines(text: str) -> int:
@@ -85,7 +86,7 @@ def test_backends_are_small(root: Path, package: str, backends: list[str]) -> No
     if package in backends:
         files = list((root / "packages" / package / "src").rglob("*.py"))
         lines = sum(code_lines(file.read_text(encoding="utf-8")) for file in files)
-        most = MAX_CODE_LINES.get(package, 1450)
+        most = MAX_CODE_LINES.get(package, 1320)
         assert 100 < lines <= most, f"{package} has {lines:,} lines of code; {most:,} is the most."
 
 
