@@ -10,6 +10,8 @@ from bitnet.server.request.call import Scope
 
 LIKE = 0.75
 """How alike a path must be to be named, as ``difflib`` counts: a missing prefix or a wrong letter is, not more."""
+TYPED = 0.93
+"""How alike a path must be to be named before one that it only ends with: one wrong letter of a path of some length."""
 MAX_COMPARED = 100
 """Maximum characters of a path that is compared; comparing takes time that grows with their square."""
 
@@ -30,6 +32,8 @@ def route(scope: Scope) -> str:
 def nearest(path: str, known: Iterable[str]) -> str | None:
     """The known path that a client may have meant: with another prefix, or written almost alike."""
     known = sorted(known, key=len, reverse=True)
+    if found := get_close_matches(path[:MAX_COMPARED], known, 1, TYPED):
+        return found[0]
     for one in known:
         if len(one) > 1 and (path.endswith(one) or (len(path) > 1 and one.endswith(path))):
             return one
