@@ -69,7 +69,6 @@ def _print_commands(ctx: click.Context) -> None:
     group = ctx.command
     assert isinstance(group, Commands)
     group.format_commands(ctx, formatter)
-    formatter.write("\n")
     formatter.write_text("'bitnet COMMAND --help' lists its options; 'bitnet --help' says more.")
     click.echo(formatter.getvalue().rstrip())
 
