@@ -36,6 +36,7 @@ from bitnet.core.hal import (
     HAL_API,
     LOGPROBS,
     PENALTIES,
+    STATES,
     TERNARY_TABLES,
     DeviceInfo,
     DeviceType,
@@ -225,7 +226,7 @@ class EmulatedLibrary:
         return bytes(data)
 
 
-FEATURES = (PENALTIES, LOGPROBS, TERNARY_TABLES)
+FEATURES = (PENALTIES, LOGPROBS, TERNARY_TABLES, STATES)
 """Those of every level."""
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import random
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 import anthropic
@@ -14,6 +15,7 @@ import pytest
 
 from bitnet.core import load_model
 from bitnet.core.text.chat import ChatTemplate
+from bitnet.server.api import ollama_models
 
 TEMPLATE = (
     "{% for m in messages %}{{ m.role }}: {% if m.reasoning_content %}[{{ m.reasoning_content }}]{% endif %}"
@@ -229,8 +231,13 @@ def test_official_clients_read_thoughts(thinking_server: Any) -> None:
     assert (made.thinking, made.response) == (THOUGHT, ANSWER)
 
 
-def test_ollama_clients_learn_which_models_think(thinking_server: Any, demo: Any) -> None:
-    assert "thinking" in (ollama.Client(host=thinking_server.url).show("thinker").capabilities or ())
+def test_ollama_clients_learn_which_models_think(
+    thinking_server: Any, demo: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    facts = ollama_models.facts_of
+    with monkeypatch.context() as patched:  # the file of the model that thinks is the demo's
+        patched.setattr(ollama_models, "facts_of", lambda file: replace(facts(file), template=TEMPLATE))
+        assert "thinking" in (ollama.Client(host=thinking_server.url).show("thinker").capabilities or ())
     assert "thinking" not in (ollama.Client(host=demo.url).show("demo").capabilities or ())
 
 

@@ -28,6 +28,7 @@ def test_a_step_is_poisoned_past_its_tokens_sequences_and_rows() -> None:
     changed = np.flatnonzero(plain.data != step.data)
     at = layout.offsets
     spare = {"tokens": 6, "token_seq": 6, "seq_begin": 2, "seq_len": 2, "rows": 3, "block_table": 6}
+    spare |= {"state_from": 2, "state_to": 2}
     spare |= dict.fromkeys(("temperature", "top_k", "top_p", "min_p", "seed_lo", "seed_hi"), 3)
     spare |= dict.fromkeys(("slot", "repetition", "presence", "frequency"), 5)  # the step adjusts no logits
     names = list(at)
