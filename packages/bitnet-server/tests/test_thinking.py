@@ -234,9 +234,10 @@ def test_official_clients_read_thoughts(thinking_server: Any) -> None:
 def test_ollama_clients_learn_which_models_think(
     thinking_server: Any, demo: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    facts = ollama_models.facts_of
+    module: Any = ollama_models
+    facts = module.facts_of
     with monkeypatch.context() as patched:  # the file of the model that thinks is the demo's
-        patched.setattr(ollama_models, "facts_of", lambda file: replace(facts(file), template=TEMPLATE))
+        patched.setattr(module, "facts_of", lambda file: replace(facts(file), template=TEMPLATE))
         assert "thinking" in (ollama.Client(host=thinking_server.url).show("thinker").capabilities or ())
     assert "thinking" not in (ollama.Client(host=demo.url).show("demo").capabilities or ())
 
