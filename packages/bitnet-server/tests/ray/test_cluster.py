@@ -138,7 +138,7 @@ def test_more_than_the_queue_holds_is_refused(cluster: Cluster) -> None:
     async def burst() -> list[httpx.Response]:
         limits = httpx.Limits(max_connections=100)
         async with httpx.AsyncClient(base_url=cluster.url, timeout=120, limits=limits) as client:
-            body = {"prompt": "Once", "max_tokens": 200, "ignore_eos": True}
+            body = {"prompt": "Once", "max_tokens": 600, "ignore_eos": True}
             return await asyncio.gather(*(client.post("/v1/completions", json=body) for _ in range(80)))
 
     answers = asyncio.run(burst())

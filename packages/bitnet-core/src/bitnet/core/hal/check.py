@@ -34,8 +34,8 @@ def check_features(program: Program, info: DeviceInfo) -> None:
     """Refuse a program that needs a feature the device does not list.
 
     Raises:
-        UnsupportedProgramError: The program is deterministic, its cache is ``i8``, it has states, or its embedding or
-            head is ternary, and the device does not list :data:`~bitnet.core.hal.DETERMINISTIC`,
+        UnsupportedProgramError: The program is deterministic, its cache is ``i8``, it has states or transforms, or its
+            embedding or head is ternary, and the device does not list :data:`~bitnet.core.hal.DETERMINISTIC`,
             :data:`~bitnet.core.hal.KV_I8`, :data:`~bitnet.core.hal.STATES` or
             :data:`~bitnet.core.hal.TERNARY_TABLES`.
     """
@@ -45,9 +45,10 @@ def check_features(program: Program, info: DeviceInfo) -> None:
     if program.kv is not None and program.kv.dtype == "i8" and KV_I8 not in info.features:
         hint = f"Use kv_dtype f16 (--kv-dtype f16), or a device that 'bitnet devices --json' lists with {KV_I8!r}."
         raise UnsupportedProgramError("it keeps no KV cache in int8.", device=info.name, hint=hint)
-    if program.states and STATES not in info.features:
+    transforms = any(getattr(op, "transform", None) is not None for op in program.ops)
+    if (program.states or transforms) and STATES not in info.features:
         hint = "Use --device cpu, or another backend."
-        raise UnsupportedProgramError("it has no kernels for recurrent layers.", device=info.name, hint=hint)
+        raise UnsupportedProgramError("it computes no recurrent layers and transforms.", device=info.name, hint=hint)
     if TERNARY_TABLES not in info.features and any(ternary_table(program, op) for op in program.ops):
         what = f"it lacks the feature {TERNARY_TABLES!r}: it supports only float embeddings and heads."
         raise UnsupportedProgramError(what, device=info.name)
