@@ -41,7 +41,7 @@ kernel __attribute__((reqd_work_group_size(WG, 1, 1))) void attention_decode(
     global const float *row = qkv + (size_t)m * (heads + 2 * kv_heads) * DIM, *row_q = row + kv_head * HEAD_GROUP * DIM;
     for (int i = item; i < HEAD_GROUP * DIM; i += WG) {
 #if ROPE
-        float q = rotated(row_q + i / DIM * DIM, cosines, sines, length - 1, i % DIM);
+        float q = rotated(row_q + i / DIM * DIM, cosines, sines, max(length - 1, 0), i % DIM);  // a token that is not there has no length
 #else
         float q = row_q[i];
 #endif

