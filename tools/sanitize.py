@@ -54,7 +54,7 @@ class Tool:
         found: The findings that a log and the process's output tell of, and how often each.
         each: Tests of a process.
         selected: It is slow, and runs only a selection.
-        every_lane: Kernels are compiled as every_lane.py has them.
+        for_racecheck: Kernels are compiled and launched as for_racecheck.py has them.
         environment: Environment of the process.
     """
 
@@ -63,7 +63,7 @@ class Tool:
     found: Callable[[str], Counter[str]]
     each: int
     selected: bool = False
-    every_lane: bool = False
+    for_racecheck: bool = False
     environment: dict[str, str] = field(default_factory=dict)
 
 
@@ -124,7 +124,7 @@ def tools(backend: str, sanitizer: str, folder: Path) -> list[Tool]:
             Tool("memcheck", (*command, "memcheck", "--report-api-errors", "no"), of_compute_sanitizer, 40),
             *(Tool(name, (*command, name), of_compute_sanitizer, 40) for name in ("initcheck", "synccheck")),
         ]
-        races = Tool("racecheck", (*command, "racecheck"), of_compute_sanitizer, 2, selected=True, every_lane=True)
+        races = Tool("racecheck", (*command, "racecheck"), of_compute_sanitizer, 2, selected=True, for_racecheck=True)
         return [*whole, races]
     if backend == "opencl":
         vendors = folder / "vendors"
@@ -176,9 +176,9 @@ def run(arguments: Sequence[str], own: dict[str, str], out: Path, limit: float |
     return None
 
 
-def model_command(backend: str, device: str, name: str, *, every_lane: bool = False) -> list[str]:
+def model_command(backend: str, device: str, name: str, *, for_racecheck: bool = False) -> list[str]:
     """Arguments of a Python that runs a model."""
-    return [HERE, backend, "--device", device, "--model", name, *["--every-lane"] * every_lane]
+    return [HERE, backend, "--device", device, "--model", name, *["--for-racecheck"] * for_racecheck]
 
 
 def plan(backend: str, device: str, jobs: int, folder: Path) -> list[kernel_forms.Ran]:
@@ -224,9 +224,9 @@ def watch(part: Part, backend: str, device: str, folder: Path, ends: float) -> R
     command = [word.format(log=log) for word in tool.command]
     own = environment(device) | {name: value.format(log=log) for name, value in tool.environment.items()}
     if first.startswith(MODEL):
-        arguments = model_command(backend, device, first.removeprefix(MODEL), every_lane=tool.every_lane)
+        arguments = model_command(backend, device, first.removeprefix(MODEL), for_racecheck=tool.for_racecheck)
     else:
-        arguments = [*PYTEST, *["-p", "every_lane"] * tool.every_lane, "-n0", "-v", *part.programs]
+        arguments = [*PYTEST, *["-p", "for_racecheck"] * tool.for_racecheck, "-n0", "-v", *part.programs]
     began, out = time.monotonic(), log.with_suffix(".out")
     out.write_text("\n".join((*part.programs, "")))
     limit = None if ends == float("inf") else max(ends - began, 0.1)
@@ -268,8 +268,9 @@ def main() -> int:
     parser.add_argument("--model", choices=MODELS, help="only run this model, under no tool")
     parser.add_argument("--only", default="", metavar="TEXT", help="tools whose names have this in them")
     parser.add_argument("--programs", default="", metavar="TEXT", help="programs whose names have this in them")
+    parser.add_argument("--kernels", nargs="*", metavar="TEXT", help="select by kernels whose names begin so")
     parser.add_argument("--jobs", type=positive, default=1, metavar="N", help="processes at a time")
-    parser.add_argument("--every-lane", action="store_true", help="with --model: as every_lane.py compiles kernels")
+    parser.add_argument("--for-racecheck", action="store_true", help="with --model: as for_racecheck.py has kernels")
     parser.add_argument("--limit", type=positive, metavar="SECONDS", help="stop what runs then, and say so")
     parser.add_argument("--logs", type=Path, metavar="FOLDER", help="default: a temporary one")
     parser.add_argument("--sanitizer", default="compute-sanitizer", metavar="FILE", help="default: that on the PATH")
@@ -278,7 +279,7 @@ def main() -> int:
     if device.partition(":")[0] != given.backend:
         parser.error(f"--device {device} is none of {given.backend}")
     if given.model:
-        return watched(given.backend, device, given.model, every_lane=given.every_lane)
+        return watched(given.backend, device, given.model, for_racecheck=given.for_racecheck)
     began = time.monotonic()
     folder = (given.logs or Path(tempfile.mkdtemp(prefix="bitnet-sanitize-"))).resolve()
     folder.mkdir(parents=True, exist_ok=True)
@@ -286,6 +287,9 @@ def main() -> int:
     if not wanted:
         parser.error(f"no tool has {given.only!r} in its name")
     ran = plan(given.backend, device, given.jobs, folder)
+    if given.kernels:
+        ran = [r._replace(forms=[f for f in r.forms if f.startswith(tuple(given.kernels))]) for r in ran]
+        ran = [r for r in ran if r.forms]
     parts = [part for tool in wanted for part in parts_of(tool, ran, given.programs)]
     # The first parts of a slow tool have most kernels, and begin first.
     parts.sort(key=lambda part: 1 if not part.tool.selected else 0 if part.number < given.jobs else 2)
@@ -299,10 +303,10 @@ def main() -> int:
     return 0 if not any(result.failed or result.found for result in results) else 1
 
 
-def watched(backend: str, device: str, model: str, *, every_lane: bool) -> int:
+def watched(backend: str, device: str, model: str, *, for_racecheck: bool) -> int:
     """Run a model, under the tool that this process runs under."""
-    if every_lane:
-        importlib.import_module("every_lane").install()
+    if for_racecheck:
+        importlib.import_module("for_racecheck").install()
     opener = importlib.import_module(f"bitnet.{backend}.backend").BACKEND
     found = [info for info in opener.probe().devices if info.name == device]
     if not found:

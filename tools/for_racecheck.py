@@ -1,0 +1,35 @@
+"""A plugin of pytest (``-p for_racecheck``): CUDA kernels are compiled and launched as racecheck can follow them.
+
+Every lane arrives at a barrier, where otherwise one lane arrives for its warp; kernels/cuda/hopper.cuh says why. The
+head's kernels, which take a share of its rows a block, get the blocks of a small GPU: each block is watched thread by
+thread, which takes hundreds of times as long, and what races within a block is the same in each.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from bitnet.core.gpu import KernelSpec
+from bitnet.cuda import compiler
+from bitnet.cuda.head import HeadOps
+
+MULTIPROCESSORS = 4
+"""Multiprocessors that the head's kernels are launched for."""
+
+
+def install() -> None:
+    """Change the options of all kernels that are compiled, and the launches of all heads, from now on."""
+    plain, made = compiler.options, HeadOps.__init__
+
+    def options(spec: KernelSpec, arch: str) -> Sequence[str]:
+        return [*plain(spec, arch), "-DEVERY_LANE_ARRIVES=1"]
+
+    def small(ops: HeadOps, multiprocessors: int, capability: tuple[int, int]) -> None:
+        made(ops, min(multiprocessors, MULTIPROCESSORS), capability)
+
+    compiler.options = options  # type: ignore[assignment]
+    HeadOps.__init__ = small  # type: ignore[method-assign,assignment]
+
+
+def pytest_configure() -> None:
+    install()
