@@ -14,7 +14,10 @@ from bitnet.core.gpu.weights import DenseBuffer, TernaryBuffer, put_dense, put_t
 from bitnet.core.hal import (
     MAX_COUNT,
     AddBias,
+    CausalConv,
+    DeltaGates,
     DenseMatmul,
+    GatedQuant,
     GluNormQuant,
     KVSpec,
     NormQuant,
@@ -26,6 +29,8 @@ from bitnet.core.hal import (
 )
 from bitnet.core.hal.check import SlotCheck, TensorCheck
 from bitnet.core.hal.program import NUMPY_DTYPES
+
+_WEIGHTED = NormQuant | GluNormQuant | NormRows | DenseMatmul | CausalConv | GatedQuant
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +69,7 @@ class Bucket:
 
 @dataclass
 class Context:
-    """Buffers of a program: activations, weights (uploaded on first use), KV cache, step, token history."""
+    """Buffers of a program: activations, weights (uploaded on first use), KV cache, states, step, token history."""
 
     driver: Driver
     program: Program
@@ -79,6 +84,7 @@ class Context:
     _dense: dict[str, DenseBuffer] = field(default_factory=dict)
     _scratch: dict[str, Buffer] = field(default_factory=dict)
     _kv: dict[tuple[str, int], Buffer] = field(default_factory=dict)
+    _states: dict[str, Buffer] = field(default_factory=dict)
     _done: set[str] = field(default_factory=set)
 
     def __post_init__(self) -> None:
@@ -146,7 +152,9 @@ class Context:
                 size += w.codes.nbytes + w.scales.nbytes
             elif isinstance(op, AddBias):
                 size += self.dense(op.bias).data.nbytes
-            elif isinstance(op, NormQuant | GluNormQuant | NormRows | DenseMatmul) and op.weight is not None:
+            elif isinstance(op, DeltaGates):
+                size += sum(self.dense(name).data.nbytes for name in (op.alpha, op.beta, op.bias, op.rate))
+            elif isinstance(op, _WEIGHTED) and op.weight is not None:
                 copy = self._scratch.get(_copy(op.weight))
                 size += (copy or self.dense(op.weight).data).nbytes
         return size
@@ -171,6 +179,12 @@ class Context:
             rows = spec.num_blocks * spec.block_size * spec.kv_heads
             self._kv[key] = self.alloc(rows * spec.row_bytes)
         return self._kv[key]
+
+    def state(self, name: str) -> Buffer:
+        """All entries of a state, ``f32[entries, …]``. The layout of an entry is up to the kernels."""
+        if name not in self._states:
+            self._states[name] = self.alloc(self.program.states[name].bytes)
+        return self._states[name]
 
     def slots(self) -> tuple[Buffer, Buffer]:
         """Marks and biases of the slots, ``[slots, V]`` each, initially zero."""

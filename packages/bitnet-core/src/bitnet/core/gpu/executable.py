@@ -106,6 +106,10 @@ class GpuExecutable(CheckedExecutable):
         recording, names, self._dispatches = self._serving(self._bucket(step, done + count))
         if done:
             self._driver.upload(self.context.step, _NONE_DONE, _DONE_AT)
+            if self.program.states:  # which the passes before have moved to where each sequence writes them
+                at = self._layout.offsets
+                written = step.data[at["state_to"] :][: step.seqs]
+                self._driver.upload(self.context.step, written, at["state_from"] * 4)
         else:
             self._driver.upload(self.context.step, step.data)
         for _ in range(count):

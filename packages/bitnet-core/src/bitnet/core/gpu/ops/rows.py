@@ -21,6 +21,7 @@ from bitnet.core.hal import (
     Attention,
     CenterRows,
     Embed,
+    GatedQuant,
     GluNormQuant,
     NormQuant,
     NormRows,
@@ -68,6 +69,12 @@ def kv_defines(ctx: Context, op: RopeAppend | Attention) -> dict[str, int]:
 def rope_defines(rope: RopeAppend | None) -> dict[str, int]:
     """Preprocessor constants that make an attention kernel also rotate and update the KV cache."""
     return {"ROPE": int(rope is not None), "NEOX": int(rope is not None and rope.style == "neox")}
+
+
+def part_defines(ctx: Context, rope: RopeAppend) -> dict[str, int]:
+    """Preprocessor constants of kernels that rotate a part of each head: ``PAIRS``, the pairs that it has."""
+    pairs = ctx.program.weights[rope.cos].shape[1]
+    return {} if 2 * pairs == rope.head_dim else {"PAIRS": pairs}
 
 
 def attention_inputs(ctx: Context, op: Attention, rope: RopeAppend | None, unused: Buffer) -> tuple[Buffer, ...]:
@@ -121,6 +128,12 @@ class RowOps:
         dim = np.int32(ctx.shape(op.x)[1])
         return [self.launch("norm_quant", bucket.tokens, (*args, dim), defines={"NORM": int(op.weight is not None)})]
 
+    def absmax(self, ctx: Context, op: NormQuant | GluNormQuant | GatedQuant, x: Buffer, bucket: Bucket) -> Launch:
+        """The int8 codes and scales of the operation's result, from rows that hold it in f32."""
+        dim = np.int32(ctx.shape(op.out)[1])
+        args = (ctx.step, x, x, np.float32(0), ctx.tensors[op.out], ctx.tensors[op.scale], dim)
+        return self.launch("norm_quant", bucket.tokens, args, defines={"NORM": 0})
+
     def glu_norm_quant(self, ctx: Context, op: GluNormQuant, bucket: Bucket) -> list[Launch]:
         gate_up = ctx.tensors[op.gate_up]
         weight = ctx.dense(op.weight).data if op.weight else gate_up
@@ -141,7 +154,7 @@ class RowOps:
             np.int32(op.heads),
             np.int32(op.kv_heads),
         )
-        defines = kv_defines(ctx, op) | {"NEOX": int(op.style == "neox")}
+        defines = kv_defines(ctx, op) | {"NEOX": int(op.style == "neox")} | part_defines(ctx, op)
         spec = KernelSpec("rope_append", "rope_append", tuple(defines.items()))
         return [Launch(spec, (bucket.tokens, op.heads + 2 * op.kv_heads, 1), (ROPE_GROUP, 1, 1), args)]
 

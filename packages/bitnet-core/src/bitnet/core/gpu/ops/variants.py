@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
-from bitnet.core.gpu.context import Dispatch
+from dataclasses import replace
+
+from bitnet.core.gpu.context import Bucket, Context, Dispatch
+from bitnet.core.gpu.drivers.interface import Launch
 from bitnet.core.gpu.ops.adjusting import count_chosen
 from bitnet.core.gpu.ops.logprobs import logprobs
+from bitnet.core.gpu.ops.recurrent import RecurrentOps
 from bitnet.core.gpu.ops.rows import RowOps
 from bitnet.core.gpu.ops.scaled import group_product, head_norms, in_groups, norms_heads
 from bitnet.core.gpu.ops.tables import table_launches
-from bitnet.core.hal import Adjustment, Logprobs, Op, Program, RopeAppend
+from bitnet.core.hal import Adjustment, Embed, Logprobs, NormRows, Op, Program, RopeAppend
 from bitnet.core.hal.check import ternary_table
 
 
@@ -55,3 +59,20 @@ def variants(rows: RowOps) -> Dispatch:
         Logprobs: lambda ctx, op, bucket: logprobs(ctx, bucket, rows.group),
         Adjustment: lambda ctx, op, bucket: [count_chosen(ctx)],
     }
+
+
+def recurrent_variants(rows: RowOps, table: Dispatch) -> Dispatch:
+    """Further entries, of a backend that has the kernels of recurrent layers and transforms, too.
+
+    Args:
+        table: The entries of operations without transforms.
+    """
+
+    def plain(ctx: Context, op: Embed | NormRows, bucket: Bucket) -> list[Launch]:
+        return table[key(ctx.program, replace(op, transform=None))](ctx, op, bucket) or []
+
+    def rotation(ctx: Context, op: RopeAppend, bucket: Bucket) -> list[Launch]:
+        return table[NormedRope if norms_heads(op) else RopeAppend](ctx, op, bucket) or []
+
+    ops = RecurrentOps(rows, rows.absmax, plain)
+    return {**ops.table(), PartialRope: rotation, Transformed: ops.transformed}
