@@ -15,6 +15,7 @@ from bitnet.core.engine.background import BackgroundThread
 from bitnet.core.engine.blocks import BlockPool
 from bitnet.core.engine.bursts import Bursts
 from bitnet.core.engine.pacing import HELD_SECONDS, Pace
+from bitnet.core.engine.penalty_slots import PenaltySlots
 from bitnet.core.engine.placement import Placement
 from bitnet.core.engine.preparer import Preparer
 from bitnet.core.engine.prompt_lookup import accepted_count
@@ -22,7 +23,6 @@ from bitnet.core.engine.results import Update
 from bitnet.core.engine.sampling import device_logprobs
 from bitnet.core.engine.scheduler import Plan, Scheduler
 from bitnet.core.engine.sequence import TokenSequence
-from bitnet.core.engine.slots import Slots
 from bitnet.core.engine.warm import stand_ins, usual_steps
 from bitnet.core.errors import BitNetError, DeviceError, InvalidInputError
 from bitnet.core.hal import (
@@ -106,7 +106,7 @@ class Engine:
         self.interrupted: Callable[[], bool] = never
         """Called between bursts: whether there is work other than the next tokens of the running sequences."""
         self._max_logprobs = MAX_LOGPROBS if LOGPROBS in features else -1
-        self._slots = Slots(executable, limits.slots, preparer.vocab_size) if PENALTIES in features else None
+        self._slots = PenaltySlots(executable, limits.slots, preparer.vocab_size) if PENALTIES in features else None
         self._siblings: dict[TokenSequence, tuple[TokenSequence, ...]] = {}
         self._failure: BaseException | None = None
         self._text_thread = BackgroundThread(f"bitnet-text-{device}")

@@ -19,7 +19,7 @@ class Placement:
         computed: Positions in the cache.
         table: Blocks of the cache; None while the sequence waits.
         states: Entries of the states of recurrent layers; None while the sequence waits, or without such layers.
-        slot: Index of the device's slot with the data that adjusts its logits (:mod:`bitnet.core.engine.slots`).
+        slot: Index of its penalty slot (:mod:`bitnet.core.engine.penalty_slots`).
     """
 
     device: str = ""

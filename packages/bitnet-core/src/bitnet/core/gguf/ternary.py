@@ -22,8 +22,8 @@ from bitnet.core.gguf.blocks import (
     packed_codes,
     ternary_codes,
 )
-from bitnet.core.gguf.lookup import check_tiles, lookup_rows
 from bitnet.core.gguf.quants import DECODERS
+from bitnet.core.gguf.tl_packing import check_tl_tiles, tl_rows
 from bitnet.core.gguf.types import BLOCKS, I2S_TAIL, GGMLType
 from bitnet.core.hal.operands import MAX_K
 from bitnet.core.hal.program import TernaryData
@@ -133,7 +133,7 @@ def check_ternary(dtype: GGMLType, shape: tuple[int, int], layout: I2SLayout) ->
     if dtype is GGMLType.I2_S and layout != "columns" and n * k % GROUP:
         raise ValueError(f"{n} rows of {k} weights; I2_S needs a multiple of {GROUP} in all")
     if dtype in LOOKUP_TYPES:
-        check_tiles(dtype, shape)
+        check_tl_tiles(dtype, shape)
     if dtype is GGMLType.I2_S and layout == "columns" and n % 4:
         raise ValueError(f"{n} rows; the I2_S layout 'columns' needs a multiple of 4")
 
@@ -158,7 +158,7 @@ def load_ternary(
             return TernaryData(data[:-I2S_TAIL].reshape(n, k // 4), scale)
         return TernaryData(transcode(shape, lambda a, b: pack_codes(i2s_codes(data, k, a, b, layout))), scale)
     if dtype in LOOKUP_TYPES:
-        packed = np.concatenate([pack_codes(codes) for codes in lookup_rows(dtype, shape, data)])
+        packed = np.concatenate([pack_codes(codes) for codes in tl_rows(dtype, shape, data)])
         return TernaryData(packed, np.ones(1, np.float32))
     elements, size = BLOCKS[dtype]
     blocks = data.reshape(n, k // elements * size)

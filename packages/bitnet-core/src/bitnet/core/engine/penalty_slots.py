@@ -1,4 +1,4 @@
-"""Slots: device memory for a sequence's penalties and biases, so that its logits need not be copied to the host."""
+"""Penalty slots: device memory for a sequence's penalties and biases, so that logits are not copied to the host."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from bitnet.core.engine.sequence import TokenSequence
 from bitnet.core.hal import Executable
 
 
-class Slots:
+class PenaltySlots:
     """Assigns slots to sequences. A slot is free once its sequence has ended or released its cache.
 
     Args:

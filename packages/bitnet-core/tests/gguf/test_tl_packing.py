@@ -18,8 +18,8 @@ import pytest
 
 from bitnet.core.errors import ModelFileError
 from bitnet.core.gguf import GGMLType, GGUFFile, TensorSource, unpack_ternary, write_gguf
-from bitnet.core.gguf.lookup import TL1_TILES, TL2_TILES, Tile, lookup_rows
 from bitnet.core.gguf.ternary import check_ternary
+from bitnet.core.gguf.tl_packing import TL1_TILES, TL2_TILES, Tile, tl_rows
 from bitnet.core.gguf.types import tensor_bytes
 from bitnet.core.model import open_model
 from bitnet.core.model.convert import convert_model
@@ -128,7 +128,7 @@ def test_what_the_converter_wrote(dtype: GGMLType, tiles: Any, encode: Encoder, 
     weights = drawn(shape)
     data = encode(weights, tiles[shape])
     assert hashlib.sha256(data.tobytes()).hexdigest()[:32] == WRITTEN[dtype][shape]
-    np.testing.assert_array_equal(np.concatenate(list(lookup_rows(dtype, shape, data))), weights + 1)
+    np.testing.assert_array_equal(np.concatenate(list(tl_rows(dtype, shape, data))), weights + 1)
 
 
 LARGE = Shape(hidden=1536, ffn=1536, heads=16, kv_heads=16, head_dim=96, vocab=260)
@@ -194,11 +194,11 @@ def test_numbers_that_stand_for_nothing() -> None:
     data = tl1(drawn(shape), TL1_TILES[shape])
     data[12_345] = 0x49
     with pytest.raises(ValueError, match="the number 9"):
-        list(lookup_rows(GGMLType.TL1, shape, data))
+        list(tl_rows(GGMLType.TL1, shape, data))
     data = tl2(drawn(shape), TL2_TILES[shape])
     data[54_321] = 0xE0
     with pytest.raises(ValueError, match="the number 14"):
-        list(lookup_rows(GGMLType.TL2, shape, data))
+        list(tl_rows(GGMLType.TL2, shape, data))
 
 
 def test_signs_of_zeros() -> None:
@@ -207,4 +207,4 @@ def test_signs_of_zeros() -> None:
     assert not data.any()
     data[1536 * 1536 // 6 + 999] = 0x10
     with pytest.raises(ValueError, match="a zero has a sign"):
-        list(lookup_rows(GGMLType.TL2, shape, data))
+        list(tl_rows(GGMLType.TL2, shape, data))

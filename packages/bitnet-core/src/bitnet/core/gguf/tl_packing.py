@@ -60,7 +60,7 @@ _THREE = np.array([(v // 9, v // 3 % 3, v % 3) for v in range(27)], np.uint8)
 """Codes (weight + 1) for each number; the first weight is the most significant base-3 digit."""
 
 
-def check_tiles(dtype: GGMLType, shape: tuple[int, int]) -> None:
+def check_tl_tiles(dtype: GGMLType, shape: tuple[int, int]) -> None:
     """Check that the tile sizes for a matrix of this shape are known.
 
     Raises:
@@ -73,7 +73,7 @@ def check_tiles(dtype: GGMLType, shape: tuple[int, int]) -> None:
         )
 
 
-def lookup_rows(dtype: GGMLType, shape: tuple[int, int], data: Bytes) -> Iterator[Bytes]:
+def tl_rows(dtype: GGMLType, shape: tuple[int, int], data: Bytes) -> Iterator[Bytes]:
     """Yield codes (weight + 1) ``uint8[rows, K]`` for one row of tiles after another.
 
     Raises:
