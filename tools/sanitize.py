@@ -116,10 +116,21 @@ def of_validation(text: str) -> Counter[str]:
     return Counter(re.findall(r"Validation (?:Error|Warning): \[ ?([\w-]+)", text))
 
 
-def tools(backend: str, sanitizer: str, folder: Path) -> list[Tool]:
-    """A backend's tools, with the files that they need in ``folder``."""
+def tools(backend: str, sanitizer: str, folder: Path, kernel: str = "") -> list[Tool]:
+    """A backend's tools, with the files that they need in ``folder``; compute-sanitizer looks at ``kernel`` alone."""
     if backend == "cuda":
-        command = (sanitizer, "--print-limit", "40", "--log-file", "{log}", "--num-cuda-barriers", BARRIERS, "--tool")
+        watched = ("--kernel-name", f"kernel_substring={kernel}") if kernel else ()
+        command = (
+            sanitizer,
+            "--print-limit",
+            "40",
+            "--log-file",
+            "{log}",
+            "--num-cuda-barriers",
+            BARRIERS,
+            *watched,
+            "--tool",
+        )
         whole = [
             Tool("memcheck", (*command, "memcheck", "--report-api-errors", "no"), of_compute_sanitizer, 40),
             *(Tool(name, (*command, name), of_compute_sanitizer, 40) for name in ("initcheck", "synccheck")),
@@ -268,7 +279,7 @@ def main() -> int:
     parser.add_argument("--model", choices=MODELS, help="only run this model, under no tool")
     parser.add_argument("--only", default="", metavar="TEXT", help="tools whose names have this in them")
     parser.add_argument("--programs", default="", metavar="TEXT", help="programs whose names have this in them")
-    parser.add_argument("--kernels", nargs="*", metavar="TEXT", help="select by kernels whose names begin so")
+    parser.add_argument("--kernel", default="", metavar="TEXT", help="only watch kernels with this in their names")
     parser.add_argument("--jobs", type=positive, default=1, metavar="N", help="processes at a time")
     parser.add_argument("--for-racecheck", action="store_true", help="with --model: as for_racecheck.py has kernels")
     parser.add_argument("--limit", type=positive, metavar="SECONDS", help="stop what runs then, and say so")
@@ -283,12 +294,12 @@ def main() -> int:
     began = time.monotonic()
     folder = (given.logs or Path(tempfile.mkdtemp(prefix="bitnet-sanitize-"))).resolve()
     folder.mkdir(parents=True, exist_ok=True)
-    wanted = [tool for tool in tools(given.backend, given.sanitizer, folder) if given.only in tool.name]
+    wanted = [tool for tool in tools(given.backend, given.sanitizer, folder, given.kernel) if given.only in tool.name]
     if not wanted:
         parser.error(f"no tool has {given.only!r} in its name")
     ran = plan(given.backend, device, given.jobs, folder)
-    if given.kernels:
-        ran = [r._replace(forms=[f for f in r.forms if f.startswith(tuple(given.kernels))]) for r in ran]
+    if given.kernel:
+        ran = [r._replace(forms=[f for f in r.forms if given.kernel in f.split()[0]]) for r in ran]
         ran = [r for r in ran if r.forms]
     parts = [part for tool in wanted for part in parts_of(tool, ran, given.programs)]
     # The first parts of a slow tool have most kernels, and begin first.
