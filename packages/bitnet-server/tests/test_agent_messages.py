@@ -18,7 +18,11 @@ from bitnet.server.chat.rendering import as_template_reads
 
 TEMPLATES = Path(__file__).parents[2] / "bitnet-core/tests/text/templates"
 CACHED = {"cache_control": {"type": "ephemeral"}}
-READ = {"name": "Read", "description": "Read a file.", "input_schema": {"type": "object", "properties": {}}}
+READ = {
+    "name": "Read",
+    "description": "Read a file.",
+    "input_schema": {"type": "object", "properties": {"path": {"type": "string"}}},
+}
 ANSWER = '<think>\nA file, then.\n</think>\n\n<tool_call>\n{"name": "Read", "arguments": {"path": "a"}}\n</tool_call>'
 FIRST: dict[str, Any] = {
     "model": "claude-opus-4-8",

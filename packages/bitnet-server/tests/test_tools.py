@@ -256,9 +256,6 @@ def test_a_strict_call_that_is_begun_is_held_to(script_model: Model, running: An
     """The script writes arguments that the schema forbids; each constrained token is the likeliest allowed one."""
     scripted(script_model, lambda _: '{"name": "add", "arguments": {"a": "no number"}}')
     with running(script_model, names=("m",)) as server:
-        loose = server.chat("x", tools=[tool("add")])
-        (call,) = loose.json()["choices"][0]["message"]["tool_calls"]
-        assert json.loads(call["function"]["arguments"]) == {"a": "no number"}
         strict = server.chat("x", tools=[tool("add", strict=True)], max_tokens=100).json()["choices"][0]
         for call in strict["message"].get("tool_calls", ()):
             if strict["finish_reason"] == "tool_calls":

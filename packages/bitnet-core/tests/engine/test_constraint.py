@@ -172,3 +172,50 @@ def test_one_that_fails_while_it_is_held_gives_no_answer(model: Any) -> None:
     done = request.result()
     assert (done.finish_reason, done.tokens) == ("failed", ())
     assert "its process has ended" in str(done.stop_reason)
+
+
+class Lazy(Cycle):
+    """Waits for a token, then allows one of a few, twice, and waits again."""
+
+    def __init__(self, begins: int, sets: Sequence[Sequence[int]], vocabulary: int) -> None:
+        super().__init__(sets, vocabulary)
+        self._begins = begins
+        self.waiting = self.watching = True
+        self.told: list[int] = []
+
+    def accept(self, token: int) -> None:
+        self.told.append(token)
+        if not self.waiting:
+            super().accept(token)
+            self.waiting = len(self.accepted) % 2 == 0
+        elif token == self._begins:
+            self.waiting = False
+
+
+def test_a_constraint_that_waits_is_told_each_token_once() -> None:
+    """The tokens up to the one that begins it are the free ones; the device draws them."""
+    seed = random.randrange(2**32)
+    options: Any = {"max_tokens": 24, "ignore_eos": True, "temperature": 1.3, "seed": seed}
+    with load_model(device="cpu", threads=1) as model:
+        size = model.config.vocab_size
+        free = model.generate("Once upon a time", **options).tokens
+        at = next(i for i, token in enumerate(free) if i > 3 and token not in free[:i])
+        sets = [[3, 5], [7, 9]]
+        for logprobs in (None, 2):
+            made: list[Lazy] = []
+
+            def lazy(made: list[Lazy] = made) -> Lazy:
+                made.append(Lazy(free[at], sets, size))
+                return made[0]
+
+            request = model.submit("Once upon a time", constraint=lazy, logprobs=logprobs, **options)[0]
+            tokens = request.result().tokens
+            assert list(tokens) == made[0].told
+            assert tokens[: at + 1] == free[: at + 1]
+            assert tokens[at + 1] in sets[0]
+            assert tokens[at + 2] in sets[1]
+        never = Lazy(-1, sets, size)
+        assert model.submit("Once upon a time", constraint=lambda: never, **options)[0].result().tokens == free
+        never.watching = False
+        never.told = []
+        assert model.submit("Once upon a time", constraint=lambda: never, **options)[0].result().tokens == free

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import numpy as np
 import numpy.typing as npt
@@ -23,6 +23,22 @@ class Constraint(Protocol):
     def accept(self, token: int) -> None:
         """Called when ``token``, which is not an end token, was chosen."""
         ...
+
+
+@runtime_checkable
+class LazyConstraint(Constraint, Protocol):
+    """A constraint that holds from some point of the answer on, which it finds itself.
+
+    While it waits, every token may come next, and ``accept`` is told each one.
+
+    Attributes:
+        waiting: Whether the next token may be any.
+        watching: Whether it must see the next token before a further one is chosen, as that token may begin what it
+            constrains.
+    """
+
+    waiting: bool
+    watching: bool
 
 
 MakesConstraint = Callable[[], Constraint]

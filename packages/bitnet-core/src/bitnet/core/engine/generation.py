@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from bitnet.core.engine.answer_text import AnswerText
-from bitnet.core.engine.constraint import Constraint, masked
+from bitnet.core.engine.constraint import Constraint, LazyConstraint, masked
 from bitnet.core.engine.options import GenerationOptions
 from bitnet.core.engine.prompt_logprobs import PromptLogprobs
 from bitnet.core.engine.prompt_lookup import NO_DRAFT, Draft, PromptLookup
@@ -55,9 +55,10 @@ class Generation(TokenSequence):
         self._prompt = tuple(prompt)
         self._options, self._stop_tokens, self._constraint = options, stop_tokens, constraint
         self._text, self._thinking = AnswerText(text(), thinking, options.stop_strings), thinking
-        budget, constrained = options.reasoning_budget, constraint is not None
+        self._lazy = constraint if isinstance(constraint, LazyConstraint) else None
+        budget, constrained = options.reasoning_budget, constraint is not None and self._lazy is None
         self._thought = None
-        if thinking is not None and (budget is not None or constrained):
+        if thinking is not None and (budget is not None or constraint is not None):
             self._thought = ThoughtControl(thinking, text(), budget=budget, constrained=constrained)
         self._params = SamplingParams(options.temperature, options.top_k, options.top_p, options.min_p, seed)
         room = context - len(prompt)
@@ -116,7 +117,11 @@ class Generation(TokenSequence):
 
     @property
     def _constraint_waits(self) -> bool:
-        """Whether the next token belongs to a thought."""
+        """Whether the next token may be any: it belongs to a thought, or the constraint has not begun."""
+        return self._in_thought or (self._lazy is not None and self._lazy.waiting)
+
+    @property
+    def _in_thought(self) -> bool:
         return self._thought is not None and self._thought.constraint_waits
 
     @property
@@ -161,6 +166,8 @@ class Generation(TokenSequence):
     @property
     def steps_left(self) -> int:
         most = self._options.min_tokens if self._must_go_on else self._most
+        if self._lazy is not None and self._lazy.waiting and self._lazy.watching:
+            return 1
         left = max(1, min(most, self._most) - self._generated)  # a step is needed, even if nothing is to be generated
         return left if self._thought is None else min(left, self._thought.steps_left)
 
@@ -194,6 +201,7 @@ class Generation(TokenSequence):
             if not len(logits):
                 return
         room = self._most - self._generated
+        watched = self._lazy if self._lazy is not None and self._lazy.waiting and not self._in_thought else None
         if logits is not None and room:
             try:
                 chosen = self._choose(logits[0])
@@ -225,6 +233,9 @@ class Generation(TokenSequence):
             self._counts.update(new)
         self._times += [now] * len(new)
         self.tokens += new
+        if watched is not None:
+            for token in new:
+                watched.accept(token)
         if self._thought is not None and not self.finished:
             self._follow(self._thought, new)
         if drafted:

@@ -7,7 +7,8 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from bitnet.server.chat.tools import Tools, family
+from bitnet.server.chat.call_forms import family
+from bitnet.server.chat.tools import Tools
 
 if TYPE_CHECKING:
     from bitnet.core.text.chat import ChatTemplate

@@ -7,15 +7,16 @@ a system message lists the tools and says how to call them.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, Literal
+from functools import partial
+from typing import TYPE_CHECKING, Any
 
 from bitnet.core.errors import brief
-from bitnet.server.chat.tool_calls import CLOSE, OPEN, PYTHON_TAG, CallParser
-from bitnet.server.forms.schema import SchemaError, bounded, prepared
-from bitnet.server.forms.structured import ANY_OBJECT, Form, available
+from bitnet.server.chat.call_forms import Tool, call_grammar, family, lazy_form
+from bitnet.server.chat.tool_calls import CallParser
+from bitnet.server.forms.structured import Form, available
 from bitnet.server.request.bounded_json import parse_text
 from bitnet.server.request.errors import unsupported, wrong
 from bitnet.server.request.fields import Fields
@@ -30,33 +31,6 @@ CHOICES = ("none", "auto", "required", "any")
 
 INPUT = "input"
 """The argument by which the model writes the text for a custom tool."""
-
-Family = Literal["tagged", "llama", "generic"]
-"""``tagged``: the format of Hermes and Qwen; ``generic``: the format requested from models with other templates."""
-
-
-@dataclass(frozen=True, slots=True)
-class Tool:
-    """A function that the model may call.
-
-    Attributes:
-        parameters: JSON schema of its arguments.
-        strict: Whether a call's arguments must fit the schema.
-        field: Its path in the body.
-        custom: Whether it takes a text, which the model writes as the argument :data:`INPUT`.
-    """
-
-    name: str
-    description: str
-    parameters: Mapping[str, Any]
-    strict: bool
-    field: str
-    custom: bool = False
-
-    def described(self) -> dict[str, Any]:
-        """The tool in the form that chat templates read."""
-        function = {"name": self.name, "description": self.description, "parameters": self.parameters}
-        return {"type": "function", "function": function}
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,7 +67,7 @@ class Tools:
         return parser
 
     def form(self, template: ChatTemplate | None, answer: Form | None = None) -> Form | None:
-        """The form that the answer must have; None: any.
+        """The form that the answer, or each call in it, must have; None: any.
 
         Args:
             answer: The form of an answer without calls, a JSON schema; None: any.
@@ -104,73 +78,13 @@ class Tools:
         allowed = [tool for tool in self.known if tool.name in self.names]
         strict = [tool for tool in allowed if tool.strict]
         if not self.required and not strict and answer is None:
-            return None
+            lazy = partial(lazy_form, allowed, template, parallel=self.parallel)
+            return ("lazy", lazy, "tools") if available() else None
         if not available():
             field = f"{strict[0].field}.strict" if strict and not self.required else "tool_choice"
             raise unsupported(field, 'the server lacks llguidance (pip install "bitnet-server[structured]").')
-        return "tools", lambda: self._grammar(allowed, template, answer), "tools"
-
-    def _grammar(self, allowed: Sequence[Tool], template: ChatTemplate | None, answer: Form | None) -> str:
-        """A Lark grammar of the answers; without ``required``, the answer's form or text is allowed in place of
-        calls."""
-        kind = family(template)
-        tagged, key = kind == "tagged", "parameters" if kind == "llama" else "arguments"
-        held = [tool.parameters if self.required or tool.strict else ANY_OBJECT for tool in allowed]
-        rules = ["%llguidance {}"]
-        calls = " | ".join(f"call_{i}" for i in range(len(allowed)))
-        if self.required or not tagged or answer is not None:
-            more = ('("; " call)*' if kind == "llama" else '("\\n" call)*') if self.parallel else ""
-            other = "" if self.required else " | FREE" if answer is None else " | answer"
-            rules.append(f"start: call {more}{other}")
-            rules.append(f"call: {calls}")
-            if answer is not None:
-                rules.append(f"answer: %json {json.dumps(_compact(answer[1], answer[2]))}")
-            elif not self.required:
-                rules.append(r"FREE: /\s*([^\s{\[<](.|\n)*)?/")
-        else:
-            rules.append(f"start: ({calls}){'*' if self.parallel else '?'} TEXT")
-            rules.append(r"TEXT: /(.|\n)*/")
-        for i, (tool, schema) in enumerate(zip(allowed, held, strict=True)):
-            rules.append(f"arguments_{i}: %json {json.dumps(_compact(schema, tool.field))}")
-            if answer is not None and not tagged:
-                # Lexemes are matched greedily: a longer one would rule out an answer that begins with the same ones.
-                pieces = ["{", '"name"', ":", json.dumps(tool.name), ",", f'"{key}"', ":"]
-                rules.append(f'call_{i}: {" ".join(map(json.dumps, pieces))} arguments_{i} "}}"')
-                continue
-            begin = f'{{"name": {json.dumps(tool.name)}, "{key}": '
-            opening, begin = (OPEN, "\n" + begin) if tagged else ("", begin)
-            ending = "}\n" + CLOSE if tagged else "}"
-            if tagged and not self.required and answer is None:
-                rules.append(f"open_{i}[lazy]: TEXT {json.dumps(opening)}")
-                opening = f"open_{i}"
-            else:
-                begin, opening = opening + begin, ""
-            rules.append(f"call_{i}: {opening} {json.dumps(begin)} arguments_{i} {json.dumps(ending)}")
-        return "\n".join(rules)
-
-
-def _compact(schema: Any, field: str) -> Any:
-    """A schema as it is compiled, for JSON without spaces.
-
-    Raises:
-        RequestError: It exceeds a limit, or cannot be enforced; the error names the field.
-    """
-    try:
-        bounded(schema)
-        found = prepared(schema)
-    except SchemaError as error:
-        raise wrong(field, str(error)) from None
-    return {**found, "x-guidance": {"whitespace_flexible": False}} if isinstance(found, dict) else found
-
-
-def family(template: ChatTemplate | None) -> Family:
-    """The format in which a model writes calls, derived from its template."""
-    source = "" if template is None else template.source
-    if "tools" not in source:
-        return "generic"
-    if OPEN in source:
-        return "tagged"
-    return "llama" if PYTHON_TAG in source else "generic"
+        make = partial(call_grammar, allowed, template, answer, required=self.required, parallel=self.parallel)
+        return "tools", make, "tools"
 
 
 def function_call(fields: Fields, id: str | None, arguments: str = "arguments") -> dict[str, Any]:

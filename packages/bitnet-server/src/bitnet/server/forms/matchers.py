@@ -9,7 +9,7 @@ import struct
 import threading
 import time
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
@@ -213,12 +213,15 @@ class Matcher:
 
     The mask of the next token is computed as soon as a token is accepted, while the device computes its logits. If the
     process has ended because of another form, the matcher is opened again in a new one, with the tokens so far.
+
+    Args:
+        tokens: Those that have been chosen already.
     """
 
-    def __init__(self, matchers: Matchers, source: FormSource) -> None:
+    def __init__(self, matchers: Matchers, source: FormSource, tokens: Sequence[int] = ()) -> None:
         self._matchers, self._source = matchers, source
         self._number = next(matchers.numbers)
-        self._tokens: list[int] = []
+        self._tokens = list(tokens)
         self._worker: _Worker | None = matchers.place()
         self._process = 0
         self._over = False

@@ -11,11 +11,12 @@ import json
 import re
 from collections.abc import Awaitable, Callable, Mapping
 from contextlib import suppress
-from typing import Any
+from typing import Any, Protocol, TypeVar
 
 from bitnet.core.errors import brief
 from bitnet.core.text.tokenizer import Tokenizer
 from bitnet.server.forms.gbnf import GrammarError, to_lark
+from bitnet.server.forms.lazy import LazyForm, LazyMatchers
 from bitnet.server.forms.matchers import FormError, FormSource, Matcher, Matchers
 from bitnet.server.forms.schema import SchemaError, bounded, prepared
 from bitnet.server.request.bounded_json import parse_text
@@ -23,9 +24,17 @@ from bitnet.server.request.errors import RequestError, unsupported, wrong
 from bitnet.server.request.fields import Fields
 
 Form = tuple[str, Any, str]
-"""Kind (``json``, ``regex``, ``lark``, ``gbnf``, ``choice`` or ``tools``), source, and the field that contained it. The
-source of ``tools`` is a function that makes a Lark grammar."""
-InThread = Callable[[Callable[[], FormSource]], Awaitable[FormSource]]
+"""Kind (``json``, ``regex``, ``lark``, ``gbnf``, ``choice``, ``tools`` or ``lazy``), source, and the field that had
+it. The source of ``tools`` is a function that makes a Lark grammar, that of ``lazy`` one that makes a
+:class:`~bitnet.server.forms.lazy.LazyForm`, or what it makes."""
+T = TypeVar("T")
+
+
+class InThread(Protocol):
+    """Runs host work outside the event loop."""
+
+    def __call__(self, call: Callable[[], T], /) -> Awaitable[T]: ...
+
 
 ANY_OBJECT: Mapping[str, Any] = {"type": "object"}
 
@@ -34,9 +43,9 @@ class Compiler:
     """Makes constraints for one tokenizer."""
 
     def __init__(self, tokenizer: Tokenizer) -> None:
-        self._matchers = Matchers(tokenizer)
+        self._matchers, self._tokenizer = Matchers(tokenizer), tokenizer
 
-    async def compile(self, form: Form, in_thread: InThread) -> Constraints:
+    async def compile(self, form: Form, in_thread: InThread) -> Constraints | LazyMatchers:
         """A function that makes a constraint for each continuation.
 
         Args:
@@ -47,6 +56,9 @@ class Compiler:
                 a limit.
         """
         field = form[2]
+        if form[0] == "lazy":  # it is compiled when a call begins
+            lazy = form[1] if isinstance(form[1], LazyForm) else await in_thread(form[1])
+            return LazyMatchers(self._matchers, lazy, self._tokenizer)
         source = await in_thread(lambda: _source(form))
         try:  # other requests may wait for the same form
             await asyncio.shield(asyncio.wrap_future(self._matchers.compile(source)))

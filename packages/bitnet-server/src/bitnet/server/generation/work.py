@@ -11,18 +11,18 @@ from typing import TYPE_CHECKING, Any
 from bitnet.core import Chunk, Completion, Request
 from bitnet.core.text.prompt import ChatTokens
 from bitnet.server.generation.job import batches
-from bitnet.server.models.backend import InProcess, InThread
+from bitnet.server.models.backend import InProcess
 
 if TYPE_CHECKING:
     from bitnet.core.engine.options import OptionArguments
     from bitnet.core.text.thinking import Thinking
-    from bitnet.server.forms.structured import Form
+    from bitnet.server.forms.structured import Form, InThread
     from bitnet.server.forms.token_rules import TokenRules
 
 
 @dataclass(frozen=True, slots=True)
 class Carried:
-    """A form and token rules that the other process will apply; the form's source is text or a JSON value."""
+    """A form and token rules that the other process will apply; the form's source is data, not a function."""
 
     form: Form | None
     rules: TokenRules | None
@@ -33,8 +33,8 @@ class Carried:
 
 async def carried(form: Form | None, rules: TokenRules | None, in_thread: InThread) -> Carried:
     """A form and token rules that can be sent to another process."""
-    if form is not None and form[0] == "tools":  # its source is a function
-        form = ("lark", await in_thread(form[1]), form[2])
+    if form is not None and form[0] in ("tools", "lazy"):  # its source is a function
+        form = ("lark" if form[0] == "tools" else "lazy", await in_thread(form[1]), form[2])
     return Carried(form, rules)
 
 
@@ -46,7 +46,7 @@ class Work:
         prompts: Token ids, ``int32`` each.
         thinking: How thoughts are marked in the answers to each prompt; None: they are not.
         n: Number of continuations of each prompt.
-        form: As in a job; its source is text or a JSON value.
+        form: As in a job; its source is data, not a function.
         receipt: Whether a receipt of each is wanted.
     """
 

@@ -23,11 +23,10 @@ from bitnet.core.model.file_backed import FileBacked
 from bitnet.core.support import log
 from bitnet.core.support.helper import HelperEnded, HelperProcess, Program
 from bitnet.core.support.helper.values import dumped, loaded
-from bitnet.server.forms.structured import Form
+from bitnet.server.forms.structured import Form, InThread
 from bitnet.server.forms.token_rules import TokenRules
 from bitnet.server.generation.work import Carried, Part, Work, carried, work_arguments
 from bitnet.server.isolated.facts import Facts
-from bitnet.server.models.backend import InThread
 
 if TYPE_CHECKING:
     from bitnet.core.devices.select import Selection

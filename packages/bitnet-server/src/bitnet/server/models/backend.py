@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from bitnet.core import Chunk, Completion, Load, Model, Request
-from bitnet.server.forms.structured import Compiler, Constraints, Form
+from bitnet.server.forms.lazy import LazyMatchers
+from bitnet.server.forms.structured import Compiler, Constraints, Form, InThread
 
 if TYPE_CHECKING:
     from bitnet.core.devices.select import Selection
@@ -21,12 +22,6 @@ if TYPE_CHECKING:
     from bitnet.server.forms.token_rules import TokenRules
 
 T = TypeVar("T")
-
-
-class InThread(Protocol):
-    """Runs slow host work outside the event loop."""
-
-    def __call__(self, call: Callable[[], T], /) -> Awaitable[T]: ...
 
 
 class ServedModel(Protocol):
@@ -137,7 +132,7 @@ class Backend(Protocol[R, G]):
 class Rules:
     """The form and the token rules of a request, as constraints in this process."""
 
-    def __init__(self, form: Constraints | None, constraint: MakesConstraint | None) -> None:
+    def __init__(self, form: Constraints | LazyMatchers | None, constraint: MakesConstraint | None) -> None:
         self._form, self.constraint = form, constraint
 
     def close(self) -> None:

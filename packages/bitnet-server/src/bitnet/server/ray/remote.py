@@ -15,10 +15,9 @@ from bitnet.core.engine.blocks import prefix_digests
 from bitnet.core.hal import DeviceInfo
 from bitnet.core.model.file import open_model
 from bitnet.core.model.file_backed import FileBacked
-from bitnet.server.forms.structured import Form
+from bitnet.server.forms.structured import Form, InThread
 from bitnet.server.forms.token_rules import TokenRules
 from bitnet.server.generation.work import Carried, Part, carried, work_arguments
-from bitnet.server.models.backend import InThread
 from bitnet.server.ray.summary import short_hashes
 from bitnet.server.ray.work import Facts, State, Work
 from bitnet.server.request.errors import RequestError

@@ -1,0 +1,181 @@
+"""Forms that begin in the midst of an answer, where a tool call does."""
+
+from __future__ import annotations
+
+import re
+from concurrent.futures import Future
+from dataclasses import dataclass
+
+import numpy as np
+
+from bitnet.core.text.tokenizer import StreamDecoder, Tokenizer
+from bitnet.server.forms.matchers import FormError, FormSource, Matcher, Matchers
+
+MAX_HEAD = 400
+"""Maximum characters of an answer in which a call without a mark may begin."""
+
+
+@dataclass(frozen=True, slots=True)
+class LazyForm:
+    """The form of a call, and how one begins.
+
+    Attributes:
+        mark: The text with which a call begins, anywhere in an answer; empty: one begins as ``head`` says. From the
+            middle of the mark on the grammar holds, as a token may end the mark and go on. So it allows other text,
+            too, as long as that does not complete the mark.
+        head: A regular expression; a call begins where the beginning of the answer matches it.
+        grammars: Lark grammars of a call from its beginning on. A later one is tried if those before cannot be
+            compiled.
+    """
+
+    mark: str
+    head: str
+    grammars: tuple[str, ...]
+
+    def begins(self, text: str, searched: int) -> int | None:
+        """Where a call begins in ``text``; None: nowhere yet.
+
+        Args:
+            searched: Number of characters after which nothing has been looked for.
+        """
+        if self.mark:
+            at = text.find(self.mark, max(0, searched - len(self.mark)))
+            if at >= 0:
+                return at
+            lengths = range(len(self.mark) - 1, len(self.mark) // 2 - 1, -1)
+            return next((len(text) - n for n in lengths if text.endswith(self.mark[:n])), None)
+        return 0 if re.match(self.head, text) else None
+
+    def may_begin(self, text: str) -> bool:
+        """Whether a call may still begin after ``text``."""
+        return bool(self.mark) or (len(text) < MAX_HEAD and text.lstrip()[:1] in ("", "[", "{", "<"))
+
+
+class LazyMatchers:
+    """Makes the constraints of a request, each for one continuation."""
+
+    def __init__(self, matchers: Matchers, form: LazyForm, tokenizer: Tokenizer) -> None:
+        self._matchers, self._form, self._tokenizer = matchers, form, tokenizer
+        self._made: list[LazyMatcher] = []
+
+    def __call__(self) -> LazyMatcher:
+        self._made.append(LazyMatcher(self._matchers, self._form, self._tokenizer))
+        return self._made[-1]
+
+    def close(self) -> None:
+        """Free them; their generations have ended."""
+        for one in self._made:
+            one.close()
+
+
+class LazyMatcher:
+    """The constraint of one continuation: none until a call begins, and after one has ended.
+
+    If no grammar of the form can be compiled, or a matcher fails, the answer goes on as the model writes it, as nobody
+    has asked for enforcement.
+
+    Attributes:
+        waiting: Whether the next token may be any.
+        watching: Whether a call may begin with the next token.
+    """
+
+    def __init__(self, matchers: Matchers, form: LazyForm, tokenizer: Tokenizer) -> None:
+        self._matchers, self._form, self._tokenizer = matchers, form, tokenizer
+        size = tokenizer.vocab_size
+        self._all = np.packbits(np.ones(size, np.uint8), bitorder="little").tobytes()
+        ordinary = np.ones(size, np.uint8)
+        ordinary[sorted(tokenizer.eos_ids)] = 0
+        self._ordinary = np.packbits(ordinary, bitorder="little")
+        self._left = list(form.grammars)
+        self._compiled: Future[None] | None = None
+        self._matcher: Matcher | None = None
+        self._restart()
+
+    def _restart(self) -> None:
+        """Wait for the next call."""
+        self.waiting = self.watching = True
+        self._decoder = StreamDecoder(self._tokenizer)
+        self._text, self._tokens = "", list[int]()
+        self._ends = list[int]()  # characters up to each token
+        self._at = 0  # where the call begins, in characters
+        self._undecided = False  # whether the mark is not complete
+
+    def accept(self, token: int) -> None:
+        if self._matcher is not None:
+            self._matcher.accept(token)
+        if self.watching and (self.waiting or self._undecided) and not self._tokenizer.is_special(token):
+            self._watch(token)
+
+    def _watch(self, token: int) -> None:
+        searched = len(self._text)
+        self._text += self._decoder.push(token)
+        self._tokens.append(token)
+        self._ends.append(len(self._text))
+        mark, since = self._form.mark, self._text[self._at :]
+        if self._undecided and not since.startswith(mark):
+            if mark.startswith(since):
+                return
+            self._drop_matcher()
+            self.waiting = True
+        self._undecided = False
+        if not self.waiting:
+            return
+        at = self._form.begins(self._text, searched)
+        if at is not None:
+            self._at, self.waiting = at, False
+            self._undecided = not self._text.startswith(mark, at)
+            self._compile()
+        elif not self._form.may_begin(self._text):
+            self.watching = False
+
+    def _compile(self) -> None:
+        """Have the next grammar compiled, if there is one."""
+        if self._left:
+            self._compiled = self._matchers.compile(FormSource("lark", self._left[0]))
+        else:
+            self._give_up()
+
+    def _give_up(self) -> None:
+        self._drop_matcher()
+        self.waiting, self.watching = True, False
+
+    def _drop_matcher(self) -> None:
+        self.close()
+        self._matcher = None
+
+    def allowed(self) -> bytes | None:
+        if self._matcher is None and not self.waiting and not self._opened():
+            return None
+        if self._matcher is None:
+            return self._all
+        try:
+            mask = self._matcher.allowed()
+        except FormError:
+            self._give_up()
+            return self._all
+        if mask is None:
+            return None
+        bits = np.frombuffer(mask, np.uint8)[: len(self._ordinary)]
+        if self._form.mark and not (bits & self._ordinary[: len(bits)]).any():  # the call has ended
+            self._drop_matcher()
+            self._restart()
+            return self._all
+        return mask
+
+    def _opened(self) -> bool:
+        """Open a matcher, if the grammar has been compiled; False: not yet."""
+        assert self._compiled is not None
+        if not self._compiled.done():
+            return False
+        if self._compiled.exception() is not None:
+            del self._left[0]
+            self._compile()
+            return self.waiting
+        first = next(i for i, end in enumerate(self._ends) if end > self._at)
+        self._matcher = Matcher(self._matchers, FormSource("lark", self._left[0]), self._tokens[first:])
+        return True
+
+    def close(self) -> None:
+        """Free the matcher. Closing twice is allowed."""
+        if self._matcher is not None:
+            self._matcher.close()

@@ -1,0 +1,185 @@
+"""Calls that a model begins by itself: each fits its tool's schema, whatever the model would write."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import random
+from pathlib import Path
+from typing import Any
+
+import jsonschema
+import pytest
+
+from bitnet.core import Model
+
+_SPEC = importlib.util.spec_from_file_location("tool_families", Path(__file__).with_name("test_tools.py"))
+assert _SPEC is not None
+assert _SPEC.loader is not None
+tool_tests = importlib.util.module_from_spec(_SPEC)
+_SPEC.loader.exec_module(tool_tests)
+FAMILIES, SCHEMAS, TOOLS, templated = (
+    tool_tests.FAMILIES,
+    tool_tests.SCHEMAS,
+    tool_tests.TOOLS,
+    tool_tests.templated,
+)
+BEGINS = {
+    "qwen": "<tool_call>\n",
+    "falcon": "<tool_call>\n",
+    "llama": '"name": "weather"',
+    "generic": '"name": "weather"',
+}
+
+
+def broken(text: str, begins: str, chance: random.Random) -> str:
+    """A call that goes wrong after its beginning: a few characters are lost, changed or added."""
+    start = text.index(begins) + len(begins)
+    characters = list(text)
+    for _ in range(chance.randrange(1, 5)):
+        at = chance.randrange(start, len(characters))
+        characters[at : at + chance.randrange(2)] = chance.choice(
+            ["", "x", '"', "}", "{", ",", "7", "</tool_call>", "]"]
+        )
+    return "".join(characters)
+
+
+def calls_of(answer: Any) -> list[tuple[str, Any]]:
+    message = answer.json()["choices"][0]["message"]
+    return [(c["function"]["name"], json.loads(c["function"]["arguments"])) for c in message.get("tool_calls") or ()]
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_call_that_is_begun_is_well_formed(script_model: Model, running: Any, scripted: Any, family: str) -> None:
+    name, write = FAMILIES[family]
+    seed = random.randrange(2**32)
+    chance = random.Random(seed)
+    scripts: list[str] = []
+    scripted(script_model, lambda _: scripts[-1])
+    with templated(script_model, name), running(script_model, names=("m",)) as server:
+        for n in range(4):
+            scripts.append(broken(write("weather"), BEGINS[family], chance))
+            answer = server.chat("x", tools=TOOLS, max_tokens=120)
+            assert answer.status_code == 200, (seed, answer.text)
+            found = calls_of(answer)
+            assert found, (seed, scripts[-1], answer.text)
+            for tool, arguments in found:
+                jsonschema.validate(arguments, SCHEMAS[tool])
+            if n == 0:
+                stream = server.chat("x", tools=TOOLS, max_tokens=120, stream=True).text
+                events = [json.loads(line[6:]) for line in stream.split("\n\n") if line.startswith("data: {")]
+                deltas = [call for e in events for c in e["choices"] for call in c["delta"].get("tool_calls", ())]
+                said = "".join(call["function"].get("arguments", "") for call in deltas if call["index"] == 0)
+                assert json.loads(said) == found[0][1]
+
+
+@pytest.mark.parametrize("family", ["qwen", "generic"])
+def test_calls_stay_as_the_model_writes_them_where_they_are_sound(
+    script_model: Model, running: Any, scripted: Any, family: str
+) -> None:
+    name, write = FAMILIES[family]
+    said = write("weather", "add", "weather")
+    text = f"I look.\n{said}\nDone, <b>really</b>." if family == "qwen" else said
+    scripted(script_model, text)
+    with templated(script_model, name), running(script_model, names=("m",)) as server:
+        message = server.chat("x", tools=TOOLS).json()["choices"][0]["message"]
+        wanted = [json.dumps(tool_tests.ARGUMENTS[n], ensure_ascii=False) for n in ("weather", "add", "weather")]
+        assert [call["function"]["arguments"] for call in message["tool_calls"]] == wanted
+        if family == "qwen":
+            assert message["content"].split() == ["I", "look.", "Done,", "<b>really</b>."]
+        tools = server.chat("x", tools=TOOLS, parallel_tool_calls=False).json()["choices"][0]["message"]["tool_calls"]
+        assert len(tools) == 1
+
+
+def test_each_of_several_calls_is_held(script_model: Model, running: Any, scripted: Any) -> None:
+    call = '<tool_call>\n{"name": "add", "arguments": {"a": "no"}}\n</tool_call>'
+    scripted(script_model, f"First {call} then {call}")
+    with templated(script_model, "qwen3"), running(script_model, names=("m",)) as server:
+        assert calls_of(server.chat("x", tools=TOOLS, max_tokens=200))[0] == ("add", {"a": 1, "b": 2})
+
+
+ANSWERS = ['{"name": "Ada", "age": 36}', '{"a": 1}', '[{"name": "other"}]', "A <tool> is not a call.", "<tool_cal"]
+
+
+@pytest.mark.parametrize("family", ["qwen", "llama", "generic"])
+def test_an_answer_that_only_looks_like_a_call_is_left_alone(
+    script_model: Model, running: Any, scripted: Any, family: str
+) -> None:
+    said: list[str] = []
+    scripted(script_model, lambda _: said[-1])
+    with templated(script_model, FAMILIES[family][0]), running(script_model, names=("m",)) as server:
+        for text in ANSWERS:
+            said.append(text)
+            message = server.chat("x", tools=TOOLS).json()["choices"][0]["message"]
+            assert (message["content"], message.get("tool_calls")) == (text, None)
+
+
+def test_a_schema_that_cannot_be_enforced_leaves_any_object(script_model: Model, running: Any, scripted: Any) -> None:
+    """A strict tool with it is refused."""
+    scripted(script_model, '{"name": "odd", "arguments": {"x": [1, 2]}} and more')
+    refused: list[Any] = [{"not": {"type": "null"}}, {"properties": {"x": {"pattern": "("}}}]
+    for schema in refused:
+        function = {"name": "odd", "parameters": {"type": "object", **schema}}
+        tool = {"type": "function", "function": function}
+        with running(script_model, names=("m",)) as server:
+            answer = server.chat("x", tools=[tool], max_tokens=40)
+            assert answer.status_code == 200, answer.text
+            assert calls_of(answer) == [("odd", {"x": [1, 2]})]
+            strict = {"type": "function", "function": {**function, "strict": True}}
+            assert server.chat("x", tools=[strict]).status_code == 400
+
+
+def test_a_thought_may_speak_of_calls(script_model: Model, running: Any, scripted: Any) -> None:
+    thought = 'I could write <tool_call> {"name": nothing}.'
+    scripted(script_model, f"<think>\n{thought}\n</think>\n\nNo call.")
+    with templated(script_model, "qwen3"), running(script_model, names=("m",)) as server:
+        message = server.chat("x", tools=TOOLS).json()["choices"][0]["message"]
+        assert (message["reasoning_content"], message["content"]) == (thought, "No call.")
+
+
+def test_a_form_without_the_package_holds_nothing(
+    script_model: Model, running: Any, scripted: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from bitnet.server.chat import tools
+
+    monkeypatch.setattr(tools, "available", lambda: False)
+    scripted(script_model, '{"name": "add", "arguments": {"a": "no number"}}')
+    with running(script_model, names=("m",)) as server:
+        assert calls_of(server.chat("x", tools=TOOLS)) == [("add", {"a": "no number"})]
+
+
+@pytest.mark.nightly(unless_changed=("packages/bitnet-server/src/bitnet/server/forms",))
+@pytest.mark.parametrize("family", FAMILIES)
+def test_figures(
+    script_model: Model, running: Any, scripted: Any, family: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Prints how many of 100 calls that go wrong reach the client as a call that fits, without the grammar and with
+    it."""
+    from bitnet.server.chat import tools
+
+    name, write = FAMILIES[family]
+    seed = random.randrange(2**32)
+    chance = random.Random(seed)
+    said = [broken(write("weather"), BEGINS[family], chance) for _ in range(100)]
+    scripts: list[str] = []
+    scripted(script_model, lambda _: scripts[-1])
+    fitting = [0, 0]
+    with templated(script_model, name), running(script_model, names=("m",)) as server:
+        for held in (False, True):
+            monkeypatch.setattr(tools, "available", lambda held=held: held)
+            for text in said:
+                scripts.append(text)
+                message = server.chat("x", tools=TOOLS, max_tokens=200).json()["choices"][0]["message"]
+                fitting[held] += all_fit(message.get("tool_calls") or ())
+    print(f"{family}: {fitting[0]} of 100 fit without the grammar, {fitting[1]} with it (seed {seed})")
+    assert fitting[1] == 100 > fitting[0], seed
+
+
+def all_fit(calls: Any) -> bool:
+    """Whether there are calls, and the arguments of each fit its tool's schema."""
+    try:
+        for call in calls:
+            jsonschema.validate(json.loads(call["function"]["arguments"]), SCHEMAS[call["function"]["name"]])
+    except (ValueError, jsonschema.ValidationError):
+        return False
+    return bool(calls)
