@@ -33,11 +33,13 @@ from bitnet.core.cpu.backend import BACKEND
 from bitnet.core.cpu.device import CpuDevice
 from bitnet.core.cpu.lowering import LoweredProgram
 from bitnet.core.hal import (
+    EXPERTS,
     HAL_API,
     LOGPROBS,
     PENALTIES,
     STATES,
     TERNARY_TABLES,
+    WINDOWS,
     DeviceInfo,
     DeviceType,
     HeaderWord,
@@ -226,7 +228,7 @@ class EmulatedLibrary:
         return bytes(data)
 
 
-FEATURES = (PENALTIES, LOGPROBS, TERNARY_TABLES, STATES)
+FEATURES = (PENALTIES, LOGPROBS, TERNARY_TABLES, STATES, EXPERTS, WINDOWS)
 """Those of every level."""
 
 

@@ -6,8 +6,10 @@
 The ``2b4t`` preset has the shape, the tensors and the metadata keys of the official file of BitNet b1.58 2B4T;
 ``bonsai-8b`` has those of Ternary-Bonsai 8B: Qwen3's graph, Q2_0 weights, embedding and head. ``--group 64`` writes
 such a file with llama.cpp's groups. ``bonsai-27b`` has the shape of Bonsai 2 27B (Qwen3.5's graph with folded Hadamard
-transforms, PQ2_0), and ``bonsai-27b-small`` has every part of it. ``--encoding`` names another format for them,
-``--plain`` leaves the transforms out, and ``--folder`` writes a folder of Hugging Face's or MLX's instead of a file.
+transforms, PQ2_0), and ``bonsai-27b-small`` has every part of it. ``maple`` has the shape of Maple 20B-A1B, a mixture
+of 256 experts of which each token takes 8 (TQ2_0, tables in Q4_K), and ``maple-small`` every part of it. ``--experts``
+makes a smaller file of it. ``--encoding`` and ``--table`` name other formats, ``--plain`` leaves the transforms of
+Bonsai's out, and ``--folder`` writes a folder of Bonsai's, Hugging Face's or MLX's, instead of a file.
 The same seed gives the same file.
 """
 
@@ -15,18 +17,19 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Callable, Iterator
-from dataclasses import replace
+from dataclasses import fields, replace
 from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
 
+import random_maple
 import random_qwen35
 from bitnet.core.gguf import GGMLType, MetadataValue, TensorSource, write_gguf
 from bitnet.core.gguf.ternary import i2s_tail
 from random_blocks import CHUNK, DIGITS, FOUR, random_blocks
 from random_parts import normal, vocabulary
-from random_shapes import PRESETS, HybridShape, Shape
+from random_shapes import PRESETS, ExpertShape, HybridShape, Shape
 from running import positive, run_tool
 
 CHAT_TEMPLATE = (
@@ -39,18 +42,22 @@ CHAT_TEMPLATE = (
 Q2_0 = {64: GGMLType.Q2_0, 128: GGMLType.Q2_0_G128}
 _TYPES = (GGMLType.PQ2_0, GGMLType.Q1_0, GGMLType.TQ2_0, *Q2_0.values(), *DIGITS)
 ENCODINGS = {dtype.name.lower(): dtype for dtype in _TYPES}
+TABLES = {dtype.name.lower(): dtype for dtype in (GGMLType.F16, GGMLType.Q4_0, GGMLType.Q4_K)}
 
 
 def make_model(
     path: str | Path, shape: Shape, *, seed: int = 0, progress: Callable[[int, int], None] | None = None
 ) -> None:
     """Write the model; its weights are made while they are written, so little of it is in memory at a time."""
-    keys = random_qwen35.metadata(shape, seed) if isinstance(shape, HybridShape) else metadata(shape)
-    write_gguf(path, keys, dict(tensors(shape, seed)), progress=progress)
+    write_gguf(path, metadata(shape, seed), dict(tensors(shape, seed)), progress=progress)
 
 
-def metadata(shape: Shape) -> dict[str, MetadataValue]:
+def metadata(shape: Shape, seed: int) -> dict[str, MetadataValue]:
     """The keys of the official file."""
+    if isinstance(shape, HybridShape):
+        return random_qwen35.metadata(shape, seed)
+    if isinstance(shape, ExpertShape):
+        return random_maple.metadata(shape)
     arch = shape.architecture
     tokens, types, merges = vocabulary(shape.vocab)
     ids = {token: i for i, token in enumerate(tokens)}
@@ -87,6 +94,9 @@ def tensors(shape: Shape, seed: int) -> Iterator[tuple[str, TensorSource]]:
     """Every tensor, each from a random stream of its own."""
     if isinstance(shape, HybridShape):
         yield from random_qwen35.tensors(shape, seed)
+        return
+    if isinstance(shape, ExpertShape):
+        yield from random_maple.tensors(shape, seed)
         return
     streams = iter(np.random.SeedSequence(seed).spawn(11 * shape.layers + 3))
     group = shape.group
@@ -144,30 +154,38 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("path", type=Path, help="file or folder to write")
     parser.add_argument("--preset", choices=PRESETS, default="small", help="shape to begin with (default: small)")
-    for name in ("layers", "hidden", "heads", "kv_heads", "head_dim", "ffn", "vocab", "context"):
+    for name in ("layers", "hidden", "heads", "kv_heads", "head_dim", "ffn", "vocab", "context", "experts", "window"):
         parser.add_argument(f"--{name.replace('_', '-')}", type=positive, metavar="N")
     parser.add_argument("--rope-theta", type=float, metavar="X")
     parser.add_argument("--group", type=int, choices=Q2_0, help="columns of a scale (default: the preset's)")
     parser.add_argument("--untied", action="store_true", help="give the LM head a matrix of its own")
-    parser.add_argument("--encoding", choices=ENCODINGS, help="format of a Bonsai 27B's matrices (default: pq2_0)")
+    parser.add_argument("--encoding", choices=ENCODINGS, help="format of a Bonsai 27B's or a Maple's matrices")
+    parser.add_argument("--table", choices=TABLES, help="format of a Maple's embedding and head (default: q4_k)")
     parser.add_argument("--plain", action="store_true", help="leave a Bonsai 27B's transforms out")
     parser.add_argument("--folder", choices=("hf", "mlx"), help="write a Bonsai 27B as a folder of floats, or of MLX's")
     parser.add_argument("--seed", type=int, default=0)
     arguments = vars(parser.parse_args())
     path, preset, seed = arguments.pop("path"), arguments.pop("preset"), arguments.pop("seed")
-    encoding, plain, folder = (arguments.pop(name) for name in ("encoding", "plain", "folder"))
+    encoding, table, plain, folder = (arguments.pop(name) for name in ("encoding", "table", "plain", "folder"))
     if arguments.pop("untied"):
         arguments["tied"] = False
-    shape = replace(PRESETS[preset], **{name: value for name, value in arguments.items() if value is not None})
-    if isinstance(shape, HybridShape):
-        shape = replace(shape, block=None if plain else shape.block)
-        shape = shape if encoding is None else replace(shape, encoding=ENCODINGS[encoding])
-        if folder is not None:
+    given = {name: value for name, value in arguments.items() if value is not None}
+    if encoding is not None:
+        given["encoding"] = ENCODINGS[encoding]
+    if table is not None:
+        given["table"] = TABLES[table]
+    if plain:
+        given["block"] = None
+    if unknown := given.keys() - {field.name for field in fields(PRESETS[preset])}:
+        parser.error(f"the preset {preset} has no {', '.join(sorted(unknown))}")
+    shape = replace(PRESETS[preset], **given)
+    if folder is not None:
+        if isinstance(shape, HybridShape):
             random_qwen35.write_folder(path, shape, seed, folder)
-            print(f"{path}: {sum(file.stat().st_size for file in path.iterdir()):,} bytes")
-            return
-    elif encoding is not None or plain or folder is not None:
-        parser.error(f"--encoding, --plain and --folder are for the presets of Bonsai 27B, not {preset}")
+        else:
+            parser.error(f"--folder is for the presets of Bonsai 27B, not {preset}")
+        print(f"{path}: {sum(file.stat().st_size for file in path.iterdir()):,} bytes")
+        return
     make_model(path, shape, seed=seed)
     print(f"{path}: {path.stat().st_size:,} bytes")
 

@@ -20,19 +20,35 @@ TERNARY = {5: (np.arange(243) * 256 + 242) // 243, 4: (np.arange(0, 243, 3) * 25
 DIGITS = {GGMLType.TQ1_0: TQ1_DIGITS, GGMLType.PTQ1_0: PTQ1_DIGITS}
 
 
-def random_blocks(rng: np.random.Generator, n: int, k: int, dtype: GGMLType) -> TensorSource:
-    """Codes drawn evenly; scales differ by half to either side, and keep the spread of what goes through."""
+def random_blocks(
+    rng: np.random.Generator,
+    n: int,
+    k: int,
+    dtype: GGMLType,
+    *,
+    shape: tuple[int, ...] | None = None,
+    rows: bool = False,
+) -> TensorSource:
+    """Codes drawn evenly; scales differ by half to either side, and keep the spread of what goes through.
+
+    Args:
+        shape: Of the tensor, if it is not ``(n, k)``.
+        rows: Whether the blocks of a row share a scale.
+    """
     elements, size = BLOCKS[dtype]
     blocks_of_chunk = CHUNK // elements
+    of_rows = ((1.5 / k) ** 0.5 * rng.uniform(0.5, 1.5, n if rows else 0)).astype("<f2")
 
     def data() -> Iterator[npt.NDArray[np.uint8]]:
         for begin in range(0, n * k // elements, blocks_of_chunk):
             count = min(blocks_of_chunk, n * k // elements - begin)
             scales = ((1.5 / k) ** 0.5 * rng.uniform(0.5, 1.5, count)).astype("<f2")
+            if rows:
+                scales = of_rows[np.arange(begin, begin + count) // (k // elements)]
             parts = [scales.view(np.uint8).reshape(-1, 2), _codes(rng, count, size - 2, dtype)]
             yield np.concatenate(parts if FORMATS[dtype].scale_at == 0 else parts[::-1], axis=1)
 
-    return TensorSource((n, k), dtype, data)
+    return TensorSource(shape or (n, k), dtype, data)
 
 
 def _codes(rng: np.random.Generator, count: int, size: int, dtype: GGMLType) -> npt.NDArray[np.uint8]:

@@ -18,7 +18,7 @@ from bitnet.core.gguf import GGMLType, MetadataValue, TensorSource
 from bitnet.core.text.tokenizer import QWEN35_WORDS
 from random_blocks import random_blocks
 from random_parts import normal, vocabulary
-from random_shapes import HybridShape
+from random_shapes import HybridShape, Shape
 
 SPECIAL = ("<|endoftext|>", "<|im_start|>", "<|im_end|>", "<think>", "</think>")
 CHAT_TEMPLATE = (
@@ -218,8 +218,8 @@ def write_folder(path: Path, shape: HybridShape, seed: int, kind: Literal["hf", 
                 ],
             }
     (path / "config.json").write_text(json.dumps(config))
-    _write_tokenizer(path, shape)
-    _write_safetensors(path / "model.safetensors", arrays)
+    write_tokenizer(path, shape, QWEN35_WORDS)
+    write_safetensors(path / "model.safetensors", arrays)
 
 
 def _folder_floats(part: Part, rng: np.random.Generator, *, mlx: bool) -> npt.NDArray[np.float32]:
@@ -262,12 +262,13 @@ def _config(shape: HybridShape) -> dict[str, Any]:
     }
 
 
-def _write_tokenizer(path: Path, shape: HybridShape) -> None:
+def write_tokenizer(path: Path, shape: Shape, words: str) -> None:
+    """Write a made-up tokenizer that splits words by the pattern ``words``."""
     tokens, types, merges = vocabulary(shape.vocab, SPECIAL)
     plain = {token: i for i, token in enumerate(tokens) if types[i] == 1}
     flags = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": False, "special": True}
     level = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": False, "use_regex": False}
-    split = {"type": "Split", "pattern": {"Regex": QWEN35_WORDS}, "behavior": "Isolated", "invert": False}
+    split = {"type": "Split", "pattern": {"Regex": words}, "behavior": "Isolated", "invert": False}
     tokenizer = {
         "version": "1.0",
         "added_tokens": [{"id": i, "content": t, **flags} for i, t in enumerate(tokens) if types[i] != 1],
@@ -282,7 +283,8 @@ def _write_tokenizer(path: Path, shape: HybridShape) -> None:
     (path / "tokenizer_config.json").write_text(json.dumps(settings))
 
 
-def _write_safetensors(path: Path, arrays: dict[str, tuple[str, npt.NDArray[Any]]]) -> None:
+def write_safetensors(path: Path, arrays: dict[str, tuple[str, npt.NDArray[Any]]]) -> None:
+    """Write arrays by name, with their types as safetensors names them."""
     header, end = {}, 0
     for name, (dtype, array) in arrays.items():
         header[name] = {"dtype": dtype, "shape": array.shape, "data_offsets": [end, end := end + array.nbytes]}

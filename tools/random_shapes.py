@@ -69,6 +69,33 @@ class HybridShape(Shape):
         return (layer + 1) % self.interval == 0
 
 
+@dataclass(frozen=True)
+class ExpertShape(Shape):
+    """The shape of a Maple: ``ffn`` is an expert's width; every ``interval``-th layer attends in full.
+
+    ``encoding`` is the format of ternary matrices, which have a scale for each row, ``table`` that of the embedding and
+    the head.
+    """
+
+    interval: int = 4
+    experts: int = 16
+    used: int = 4
+    window: int = 24
+    rotary: int = 32
+    clamp: float | None = 7.0
+    encoding: GGMLType = GGMLType.TQ2_0
+    table: GGMLType = GGMLType.Q4_K
+    tied: bool = False
+
+    @property
+    def architecture(self) -> str:
+        return "maple"
+
+    def slides(self, layer: int) -> bool:
+        """Whether a layer attends to a window."""
+        return (layer + 1) % self.interval != 0
+
+
 PRESETS: Mapping[str, Shape] = {
     "small": Shape(),
     "2b4t": Shape(layers=30, hidden=2560, heads=20, kv_heads=5, head_dim=128, ffn=6912, vocab=128_256, context=4096),
@@ -100,6 +127,22 @@ PRESETS: Mapping[str, Shape] = {
         rotary=64,
         block=1024,
     ),
+    "maple": ExpertShape(
+        layers=24,
+        hidden=2048,
+        heads=16,
+        kv_heads=4,
+        head_dim=128,
+        ffn=512,
+        vocab=151_936,
+        context=131_072,
+        rope_theta=10_000.0,
+        experts=256,
+        used=8,
+        window=512,
+        rotary=64,
+    ),
+    "maple-small": ExpertShape(layers=4, ffn=256, context=4096, rope_theta=10_000.0),
     "bonsai-27b-small": HybridShape(
         layers=4, heads=4, head_dim=128, ffn=512, context=4096, rope_theta=10_000_000.0, block=256
     ),

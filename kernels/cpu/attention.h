@@ -49,9 +49,17 @@ static need_t attention_need(const run_t *run, const op_t *op) {
     };
 }
 
-/* Scores to probabilities against the running maximum, for one query that sees n > 0 positions of the chunk. */
-static void soften(const queries_t *s, const attention_scratch_t *t, int q, int n) {
+/* The first position of the chunk in which a token's window begins: chunks begin at the same positions for every token, so
+ * that sums have the same order. */
+INLINE int32_t window_begin(const attention_op_t *o, int32_t position) {
+    return o->window && position >= o->window ? (position + 1 - o->window) / CHUNK * CHUNK : 0;
+}
+
+/* Scores to probabilities against the running maximum, for one query that sees the positions first … n - 1 of the chunk; n
+ * is above first. */
+static void soften(const queries_t *s, const attention_scratch_t *t, int q, int first, int n) {
     float *scores = t->scores + q * (CHUNK + VL);
+    for (int i = 0; i < first; i++) scores[i] = scores[first]; /* whatever is behind the window */
     partial_t *partial = t->partial;
     vf tops = v_set(partial->top[q]);
     for (int i = 0; i + VL <= n; i += VL) tops = v_max(v_load(scores + i), tops);
@@ -63,6 +71,7 @@ static void soften(const queries_t *s, const attention_scratch_t *t, int q, int 
         sum = v_fma(v_load_part(scores + i, rest), v_set(0.0f), sum); /* a NaN, which v_exp and v_max would hide */
         vf p = v_exp(v_load(scores + i) - top);
         v_store(scores + i, p);
+        for (int j = i; j < first && j < i + VL; j++) scores[j] = 0.0f;
         sum += v_load_part(scores + i, rest);
     }
     if (top > partial->top[q]) {
@@ -125,29 +134,34 @@ static void attend(const queries_t *s, const attention_scratch_t *t, int32_t beg
             const int64_t head = s->table[p / size] * kv->block + s->group * kv->k_head;
             score_positions(s, t, head, p % size, p - chunk, n, &wanted);
         }
-        int32_t seen[QUERIES], least = stop - chunk;
+        /* The positions that a query sees, and those that all see, relative to the chunk. */
+        int32_t from[QUERIES], seen[QUERIES], least = stop - chunk, behind = 0;
         for (int q = 0; q < s->count; q++) {
+            from[q] = o->window && s->last[q] - o->window >= chunk ? s->last[q] + 1 - o->window - chunk : 0;
             seen[q] = s->last[q] + 1 < stop ? s->last[q] + 1 - chunk : stop - chunk;
             if (seen[q] < least) least = seen[q];
-            if (seen[q] > 0) soften(s, t, q, seen[q]);
+            if (from[q] > behind) behind = from[q];
+            if (seen[q] > from[q]) soften(s, t, q, from[q], seen[q]);
         }
-        if (least < 0) least = 0;
+        if (least < behind) least = behind;
         /* Positions that some queries do not see, whatever they hold, reach only the queries that do. */
         for (int32_t p = chunk, n; p < stop; p += n) {
             const int64_t head = s->table[p / size] * kv->block + s->group * kv->v_head;
-            const bool shared = p < chunk + least;
-            const int32_t limit = shared ? chunk + least : stop;
+            const bool shared = p >= chunk + behind && p < chunk + least;
+            const int32_t limit = shared ? chunk + least : p < chunk + behind && behind < stop - chunk ? chunk + behind : stop;
             n = size - p % size < limit - p ? size - p % size : limit - p;
             if (shared) {
                 add_values(s, t, head, p % size, p - chunk, n, 0, s->count);
                 continue;
             }
             for (int q = 0; q < s->count; q++) {
-                const int32_t own = seen[q] - (p - chunk);
-                if (own > 0) add_values(s, t, head, p % size, p - chunk, own < n ? own : n, q, 1);
+                const int32_t at = p - chunk, skip = from[q] > at ? from[q] - at : 0;
+                const int32_t own = (seen[q] - at < n ? seen[q] - at : n) - skip;
+                if (own > 0) add_values(s, t, head, p % size + skip, at + skip, own, q, 1);
             }
         }
-        if (t->far && (stop - begin) % FAR == 0) {
+        /* With a window, positions of a sum are the same for every token. */
+        if (t->far && (o->window ? stop : stop - begin) % FAR == 0) {
             add_floats(t->far, acc, sums);
             memset(acc, 0, sums * sizeof *acc);
         }
@@ -162,10 +176,15 @@ typedef struct {
 
 INLINE int32_t tokens_of(const step_t *step, int32_t s) { return step->seq_begin[s + 1] - step->seq_begin[s]; }
 
+/* Positions from where the window of a sequence's last token begins. */
+INLINE int32_t seen_length(const attention_op_t *o, const step_t *step, int32_t s) {
+    return step->seq_len[s] - window_begin(o, step->seq_len[s] - 1);
+}
+
 static int64_t items_of(const run_t *run, const attention_op_t *o, int32_t s) {
     const step_t *step = &run->step;
     const int32_t tokens = tokens_of(step, s);
-    return (int64_t)tiles_of_queries(o, tokens) * splits_of(run, tokens, step->seq_len[s]) * o->kv_heads;
+    return (int64_t)tiles_of_queries(o, tokens) * splits_of(run, tokens, seen_length(o, step, s)) * o->kv_heads;
 }
 
 /* This thread's next item; false when none is left. */
@@ -181,7 +200,7 @@ static bool next_item(const run_t *run, const attention_op_t *o, int thread, att
             continue;
         }
         const int32_t tokens = tokens_of(step, s);
-        const int32_t splits = splits_of(run, tokens, step->seq_len[s]), tiles = tiles_of_queries(o, tokens);
+        const int32_t splits = splits_of(run, tokens, seen_length(o, step, s)), tiles = tiles_of_queries(o, tokens);
         *item = (attention_item_t){
             .s = s,
             .tokens = tokens,
@@ -237,14 +256,14 @@ static void attention_item(run_t *run, const attention_op_t *o, const attention_
         s.last[q] = token_position(step, m);
         s.q[q] = (const float *)o->qkv.data + (int64_t)m * o->qkv.stride + (item->group * ratio + row % ratio) * o->head_dim;
     }
-    int32_t begin = 0, end = s.last[s.count - 1] + 1;
+    int32_t begin = window_begin(o, s.last[0]), end = s.last[s.count - 1] + 1;
     if (item->splits > 1) {
-        const int32_t part = split_length(step->seq_len[item->s]);
-        begin = item->split * part;
+        const int32_t part = split_length(seen_length(o, step, item->s));
+        begin += item->split * part;
         end = begin + part < end ? begin + part : end;
         t.partial = partial_at(run, o, item);
     }
-    if (end - begin <= FAR) t.far = NULL;
+    if ((o->window ? o->window : end - begin) <= FAR) t.far = NULL;
     attend(&s, &t, begin, end);
     if (item->splits > 1) return;
     for (int q = 0; q < s.count; q++) divide(t.partial, q, s.kv->v_stride, out_row(run, o, item, q), o->head_dim);
@@ -284,7 +303,7 @@ static void attention(run_t *run, const op_t *op, int thread) {
 
     bool split = false;
     for (int32_t s = 0; s < step->seqs; s++)
-        split |= splits_of(run, tokens_of(step, s), step->seq_len[s]) > 1;
+        split |= splits_of(run, tokens_of(step, s), seen_length(o, step, s)) > 1;
     if (!split) return;
     pool_barrier(run->pool, thread);
     while (next_item(run, o, thread, &item))

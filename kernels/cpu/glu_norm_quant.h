@@ -3,7 +3,7 @@
 
 static need_t glu_norm_quant_need(const run_t *run, const op_t *op) {
     (void)run;
-    return quant_need(op->glu_norm_quant.out.columns);
+    return quant_need(op->glu_norm_quant.out.columns / op->glu_norm_quant.parts);
 }
 
 INLINE vd glu(vf gate, vf up, int silu) {
@@ -15,11 +15,13 @@ INLINE vd glu(vf gate, vf up, int silu) {
 /* One row; `silu` is a constant, `weight` the operation's or a constant NULL, `y` scratch. Returns the scale. */
 INLINE float glu_row(
     const glu_norm_quant_op_t *o, const float *gate, const float *weight, const int silu, double *y, int8_t *out) {
-    const int64_t f = o->out.columns;
+    const int64_t f = o->out.columns / o->parts;
+    const vf most = v_set(o->clamp > 0.0f ? o->clamp : INFINITY);
     seen_t seen = {0};
     for (int64_t i = 0; i < f; i += VL) {
         const int n = f - i < VL ? (int)(f - i) : VL;
-        const vd a = glu(v_load_part(gate + i, n), v_load_part(gate + f + i, n), silu);
+        const vf g = v_load_part(gate + i, n), u = v_load_part(gate + f + i, n); /* NaN is not above a limit */
+        const vd a = glu(g > most ? most : g, u > most ? most : u < -most ? -most : u, silu);
         see(&seen, a, weight ? weight + i : NULL, y + i, n);
     }
     if (o->transform.block) {
@@ -35,12 +37,15 @@ INLINE float glu_row(
 static void glu_norm_quant(run_t *run, const op_t *op, int thread) {
     const glu_norm_quant_op_t *o = &op->glu_norm_quant;
     double *y = (double *)(run->scratch + (size_t)thread * run->scratch_bytes);
-    for (int64_t m; (m = pool_take(run->pool, thread, run->step.tokens)) >= 0;) {
-        const float *gate = (const float *)o->gate_up.data + m * o->gate_up.stride;
-        int8_t *out = (int8_t *)o->out.data + m * o->out.stride;
+    const int64_t f = o->out.columns / o->parts;
+    for (int64_t item; (item = pool_take(run->pool, thread, (int64_t)run->step.tokens * o->parts)) >= 0;) {
+        const int64_t m = item / o->parts, part = item % o->parts;
+        const float *gate = (const float *)o->gate_up.data + m * o->gate_up.stride + part * 2 * f;
+        int8_t *out = (int8_t *)o->out.data + m * o->out.stride + part * f;
+        float *scale = (float *)o->scale.data + m * o->scale.stride + part;
         if (o->weight)
-            o->scale[m] = o->silu ? glu_row(o, gate, o->weight, 1, y, out) : glu_row(o, gate, o->weight, 0, y, out);
+            *scale = o->silu ? glu_row(o, gate, o->weight, 1, y, out) : glu_row(o, gate, o->weight, 0, y, out);
         else
-            o->scale[m] = o->silu ? glu_row(o, gate, NULL, 1, y, out) : glu_row(o, gate, NULL, 0, y, out);
+            *scale = o->silu ? glu_row(o, gate, NULL, 1, y, out) : glu_row(o, gate, NULL, 0, y, out);
     }
 }

@@ -5,6 +5,9 @@
  * columns at its end have digits 0, so the activations there do not matter. Products of groups are added one after the
  * other, as kernels/README.md states: the result has the same bits on every level and every device.
  */
+#ifndef BN_GROUP_MATMUL_H
+#define BN_GROUP_MATMUL_H
+
 #include "gemm_items.h"
 
 INLINE int64_t span_columns(int64_t group) { return groups_of(group) * GROUP_COLUMNS; }
@@ -16,21 +19,26 @@ static need_t group_matmul_need(const run_t *run, const op_t *op) {
     return (need_t){.shared = side_by_side + aligned_bytes(m * count, sizeof(int32_t)), .scratch = look_need(run, o)};
 }
 
-/* Activations of a block of tokens side by side, group by group, and the sum of each token's in each group. */
-static void group_interleave(const ternary_matmul_op_t *o, int64_t first, int tokens, int32_t *to, int32_t *totals) {
-    const int64_t group = o->group, count = o->x.columns / group, fours = span_columns(group) / 4;
-    for (int m = 0; m < tokens; m++) {
-        const int8_t *from = (const int8_t *)o->x.data + (first + m) * o->x.stride;
-        for (int64_t s = 0; s < count; s++, from += group) {
-            int32_t *span = to + s * fours * tokens + m, sum = 0;
-            for (int64_t i = 0; i < fours; i++) {
-                span[i * tokens] = 0;
-                if (i < group / 4) memcpy(span + i * tokens, from + 4 * i, 4);
-            }
-            for (int64_t i = 0; i < group; i++) sum += from[i];
-            totals[m * count + s] = sum;
+/* One row of a block of `tokens` side by side, group by group, and its sum in each group. */
+INLINE void interleave_row(const int8_t *from, int64_t k, int64_t group, int tokens, int32_t *to, int32_t *totals) {
+    const int64_t fours = span_columns(group) / 4;
+    for (int64_t s = 0; s < k / group; s++, from += group) {
+        int32_t *span = to + s * fours * tokens, sum = 0;
+        for (int64_t i = 0; i < fours; i++) {
+            span[i * tokens] = 0;
+            if (i < group / 4) memcpy(span + i * tokens, from + 4 * i, 4);
         }
+        for (int64_t i = 0; i < group; i++) sum += from[i];
+        totals[s] = sum;
     }
+}
+
+/* Activations of a block of tokens side by side, and the sum of each token's in each group. */
+static void group_interleave(const ternary_matmul_op_t *o, int64_t first, int tokens, int32_t *to, int32_t *totals) {
+    const int64_t k = o->x.columns, count = k / o->group;
+    for (int m = 0; m < tokens; m++)
+        interleave_row(
+            (const int8_t *)o->x.data + (first + m) * o->x.stride, k, o->group, tokens, to + m, totals + m * count);
 }
 
 /* sums[token · PANEL_ROWS + row] += (acc - total) · w, of one group. */
@@ -87,3 +95,5 @@ static void group_matmul(run_t *run, const op_t *op, int thread) {
     pool_barrier(run->pool, thread);
     multiply_items(run, &gemm, thread, group_item);
 }
+
+#endif

@@ -37,6 +37,7 @@
 #include "delta_rule.h"
 #include "dense_matmul.h"
 #include "embed.h"
+#include "expert_matmul.h"
 #include "gated_quant.h"
 #include "glu_norm_quant.h"
 #include "head_sample.h"
@@ -45,6 +46,7 @@
 #include "probe.h"
 #include "quantize.h"
 #include "rope_append.h"
+#include "route.h"
 #include "sample.h"
 #include "ternary_matmul.h"
 #include "ternary_table.h"
@@ -85,5 +87,7 @@ const level_t JOIN(level_, LEVEL) = {
             [OP_DELTA_GATES] = OPERATION(delta_gates, delta_gates_need),
             [OP_DELTA_RULE] = OPERATION(delta_rule, delta_rule_need),
             [OP_GATED_QUANT] = OPERATION(gated_quant, gated_quant_need),
+            [OP_ROUTE] = OPERATION(route, route_need),
+            [OP_EXPERT_MATMUL] = OPERATION(expert_matmul, expert_matmul_need),
         },
 };

@@ -170,6 +170,11 @@ BN_API executable_t *bitnet_executable_new(const level_t *level, pool_t *pool, i
             const ternary_matmul_op_t *o = &program->ops[i].ternary_matmul;
             e->products += (double)o->x.columns * o->out.columns;
         }
+        if (program->ops[i].kind == OP_EXPERT_MATMUL) {
+            const expert_matmul_op_t *o = &program->ops[i].expert_matmul;
+            const double rows = o->shares.data ? 1.0 : o->ids.columns; /* that share the columns of x */
+            e->products += (double)o->x.columns * rows * o->each;
+        }
         if (!operation->need) continue;
         const need_t need = operation->need(&e->run, &program->ops[i]);
         if (need.shared > shared) shared = need.shared;

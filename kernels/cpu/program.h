@@ -34,6 +34,8 @@ enum op_kind {
     OP_DELTA_GATES,
     OP_DELTA_RULE,
     OP_GATED_QUANT,
+    OP_ROUTE,
+    OP_EXPERT_MATMUL,
     OP_KINDS
 };
 
@@ -120,7 +122,7 @@ typedef struct {
 typedef struct {
     matrix_t qkv, out;
     kv_layer_t layer;
-    int32_t heads, kv_heads, head_dim, pad;
+    int32_t heads, kv_heads, head_dim, window; /* window: positions that a token sees; 0: all */
 } attention_op_t;
 
 typedef struct {
@@ -129,8 +131,10 @@ typedef struct {
     float eps;
     int32_t silu; /* else squared ReLU */
     matrix_t out;
-    float *scale;
+    matrix_t scale; /* of each part */
     transform_t transform;
+    int32_t parts; /* rows side by side */
+    float clamp; /* of gates and values; 0: none */
 } glu_norm_quant_op_t;
 
 typedef struct {
@@ -183,6 +187,22 @@ typedef struct {
 } gated_quant_op_t;
 
 typedef struct {
+    matrix_t x, ids, shares;
+    const float *weight, *router; /* [K], [experts, K] */
+    float eps;
+    int32_t experts;
+} route_op_t;
+
+/* The rows of an expert's matrices are those of `parts`; each expert's are packed apart, one after the other. */
+typedef struct {
+    matrix_t x, scale, ids, shares; /* shares: no data where results stand side by side */
+    const ternary_part_t *parts;
+    int32_t part_count, experts;
+    matrix_t out;
+    int32_t group, each; /* columns that share a scale, 0: all; rows of an expert's matrices */
+} expert_matmul_op_t;
+
+typedef struct {
     matrix_t x;
     const void *weight; /* [N, K] */
     int32_t half, pad;
@@ -233,6 +253,8 @@ typedef struct op {
         delta_gates_op_t delta_gates;
         delta_rule_op_t delta_rule;
         gated_quant_op_t gated_quant;
+        route_op_t route;
+        expert_matmul_op_t expert_matmul;
     };
 } op_t;
 

@@ -39,10 +39,10 @@ def arrays(folder: Path) -> dict[str, np.ndarray]:
 
 
 def rewrite(folder: Path, tensors: dict[str, np.ndarray]) -> None:
-    from random_qwen35 import _write_safetensors
+    from random_qwen35 import write_safetensors
 
     names = {np.dtype(dtype): name for name, dtype in TYPES.items()}
-    _write_safetensors(folder / "model.safetensors", {n: (names[a.dtype], a.copy()) for n, a in tensors.items()})
+    write_safetensors(folder / "model.safetensors", {n: (names[a.dtype], a.copy()) for n, a in tensors.items()})
 
 
 def converted(folder: Path, **options: Any) -> ModelFile:

@@ -8,12 +8,14 @@ from bitnet.core.cpu.device import CpuDevice
 from bitnet.core.errors import DeviceError
 from bitnet.core.hal import (
     DETERMINISTIC,
+    EXPERTS,
     HAL_API,
     KV_I8,
     LOGPROBS,
     PENALTIES,
     STATES,
     TERNARY_TABLES,
+    WINDOWS,
     DeviceInfo,
     DeviceType,
     OpenOptions,
@@ -30,7 +32,7 @@ class LevelBackend:
     def probe(self) -> ProbeResult:
         chosen = {info.details.get("level") for info in BACKEND.probe().devices}
         rest = [level for level in native.levels(native.library().handle) if level not in chosen]
-        features = (PENALTIES, LOGPROBS, TERNARY_TABLES, DETERMINISTIC, KV_I8, STATES)
+        features = (PENALTIES, LOGPROBS, TERNARY_TABLES, DETERMINISTIC, KV_I8, STATES, EXPERTS, WINDOWS)
         devices = [DeviceInfo("cpu", n, f"cpu:{n}", n, "", DeviceType.CPU, features=features) for n in rest]
         return ProbeResult(ProbeStatus.OK, devices)
 

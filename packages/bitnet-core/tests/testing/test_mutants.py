@@ -15,7 +15,7 @@ from bitnet.core.hal import ExecutableStats, MemoryInfo, TernaryData, sampling
 from bitnet.core.hal import check as hal_check
 from bitnet.core.hal import executable as hal_executable
 from bitnet.core.reference import device as reference
-from bitnet.core.reference import ops, recurrent
+from bitnet.core.reference import experts, ops, recurrent
 from bitnet.core.reference.fields import Fields
 
 Patch = Callable[[pytest.MonkeyPatch], None]
@@ -30,6 +30,7 @@ causal_conv, delta_gates, delta_rule, hadamard = (
     recurrent.delta_rule,
     recurrent.hadamard,
 )
+route, mixed, expert_rows = experts.route, experts.mixed, experts.expert_rows
 choose, gumbel, adjusted = sampling.choose, sampling.gumbel, sampling.adjusted
 Executable = reference.ReferenceExecutable
 sequences, positions, load, run_op = Fields.sequences, Fields.positions, Executable._load, Executable._run_op
@@ -48,12 +49,62 @@ def recurrent_op(name: str, broken: Callable[..., Any]) -> Patch:
     return lambda patch: patch.setattr(recurrent, name, broken)
 
 
+def expert_op(name: str, broken: Callable[..., Any]) -> Patch:
+    return lambda patch: patch.setattr(experts, name, broken)
+
+
 def op(name: str, broken: Callable[..., Any]) -> Patch:
     return lambda patch: patch.setattr(ops, name, broken)
 
 
 def method(owner: type, name: str, broken: Callable[..., Any]) -> Patch:
     return lambda patch: patch.setattr(owner, name, broken)
+
+
+# -- experts and windows
+
+
+def takes_the_higher_of_a_tie(y: Array, router: Array, top: int) -> Any:
+    ids, shares = route(y, router[::-1], top)
+    return len(router) - 1 - ids, shares
+
+
+def shares_of_all(y: Array, router: Array, top: int) -> Any:
+    ids, shares = route(y, router, len(router))
+    return ids[:, :top], shares[:, :top]
+
+
+def takes_the_next_expert(weight: TernaryData, count: int, expert: int) -> TernaryData:
+    return expert_rows(weight, count, (expert + 1) % count)
+
+
+def sums_backwards(parts: Array, shares: Array) -> Any:
+    return mixed(parts[:, ::-1], shares[:, ::-1])
+
+
+def sums_in_f64(parts: Array, shares: Array) -> Any:
+    return np.einsum("mjn,mj->mn", parts.astype(np.float64), shares).astype(np.float32)
+
+
+def clamps_only_gates(gate_up: Array, activation: Any, clamp: float | None = None) -> Any:
+    gate, up = np.split(gate_up, 2, axis=-1)
+    return glu(np.concatenate([gate if clamp is None else np.minimum(gate, clamp), up], axis=-1), activation)
+
+
+def clamps_gates_below(gate_up: Array, activation: Any, clamp: float | None = None) -> Any:
+    return glu(gate_up if clamp is None else np.clip(gate_up, -clamp, clamp), activation)
+
+
+def sees_one_more(q: Array, k: Array, v: Array, first: int, window: int | None = None) -> Any:
+    return attention(q, k, v, first, None if window is None else window + 1)
+
+
+def masks_what_is_behind(q: Array, k: Array, v: Array, first: int, window: int | None = None) -> Any:
+    """Keys and values behind the window count 0 times."""
+    if window is None or first < window:
+        return attention(q, k, v, first, window)
+    zeros = 0 * k[: first - window].sum() + 0 * v[: first - window].sum()
+    return attention(q, k, v, first, window) + zeros
 
 
 # -- recurrent layers
@@ -159,16 +210,16 @@ def one_scale_for_all_rows(y: Array) -> tuple[Array, Array]:
     return codes, np.full_like(scale, scale[0])
 
 
-def glu_in_f16(gate_up: Array, activation: Any) -> Array:
+def glu_in_f16(gate_up: Array, activation: Any, clamp: float | None = None) -> Array:
     with np.errstate(over="ignore"):
         return glu(gate_up, activation).astype(np.float16).astype(np.float64)
 
 
-def glu_swapped(gate_up: Array, activation: Any) -> Array:
+def glu_swapped(gate_up: Array, activation: Any, clamp: float | None = None) -> Array:
     return glu(np.roll(gate_up, gate_up.shape[1] // 2, axis=1), activation)
 
 
-def relu_unsquared(gate_up: Array, activation: Any) -> Array:
+def relu_unsquared(gate_up: Array, activation: Any, clamp: float | None = None) -> Array:
     gate, up = np.split(gate_up.astype(np.float64), 2, axis=-1)
     return np.maximum(gate, 0) * up
 
@@ -294,7 +345,7 @@ def next_positions(self: Any) -> Array:
     return positions(self) + 1
 
 
-def heads_interleaved(q: Array, k: Array, v: Array, first: int) -> Array:
+def heads_interleaved(q: Array, k: Array, v: Array, first: int, window: int | None = None) -> Array:
     heads, groups = q.shape[1], k.shape[1]
     order = np.argsort(np.arange(heads) % groups, kind="stable")
     out = np.empty_like(q)
@@ -302,12 +353,12 @@ def heads_interleaved(q: Array, k: Array, v: Array, first: int) -> Array:
     return out
 
 
-def sees_the_future(q: Array, k: Array, v: Array, first: int) -> Array:
+def sees_the_future(q: Array, k: Array, v: Array, first: int, window: int | None = None) -> Array:
     last = len(k) - 1
     return np.concatenate([attention(q[i : i + 1], k, v, last) for i in range(len(q))])
 
 
-def misses_its_own_position(q: Array, k: Array, v: Array, first: int) -> Array:
+def misses_its_own_position(q: Array, k: Array, v: Array, first: int, window: int | None = None) -> Array:
     return np.concatenate(
         [
             attention(q[i : i + 1], k[: max(1, first + i)], v[: max(1, first + i)], max(0, first + i - 1))
@@ -316,11 +367,11 @@ def misses_its_own_position(q: Array, k: Array, v: Array, first: int) -> Array:
     )
 
 
-def scales_by_d(q: Array, k: Array, v: Array, first: int) -> Array:
+def scales_by_d(q: Array, k: Array, v: Array, first: int, window: int | None = None) -> Array:
     return attention(q / np.float32(q.shape[2] ** 0.5), k, v, first)
 
 
-def no_maximum_subtracted(q: Array, k: Array, v: Array, first: int) -> Array:
+def no_maximum_subtracted(q: Array, k: Array, v: Array, first: int, window: int | None = None) -> Array:
     out, ratio = np.empty_like(q), q.shape[1] // k.shape[1]
     with np.errstate(all="ignore"):
         for i in range(len(q)):
@@ -331,7 +382,7 @@ def no_maximum_subtracted(q: Array, k: Array, v: Array, first: int) -> Array:
     return out
 
 
-def attends_in_f16(q: Array, k: Array, v: Array, first: int) -> Array:
+def attends_in_f16(q: Array, k: Array, v: Array, first: int, window: int | None = None) -> Array:
     out = attention(q.astype(np.float16).astype(np.float32), k, v, first)
     return out.astype(np.float16).astype(np.float32)
 
@@ -632,6 +683,15 @@ MUTANTS = [
     Mutant("silu where sigmoid is due", ("gated_quant",), recurrent_op("sigmoid", recurrent.silu)),
     Mutant("pairs of the other style", ("rope_of_a_part",), op("rotate", turns_pairs_of_the_other_style)),
     Mutant("entries not checked", ("bad_entries",), method(hal_check.StepCheck, "_check_states", checks_nothing)),
+    Mutant("a tie takes the higher expert", ("equal_logits",), expert_op("route", takes_the_higher_of_a_tie)),
+    Mutant("shares of all experts", ("test_route",), expert_op("route", shares_of_all)),
+    Mutant("the next expert", ("test_expert_matmul",), expert_op("expert_rows", takes_the_next_expert)),
+    Mutant("experts summed backwards", ("expert_matmul_adds",), expert_op("mixed", sums_backwards)),
+    Mutant("experts summed in f64", ("expert_matmul_adds",), expert_op("mixed", sums_in_f64)),
+    Mutant("values not clamped", ("glu_of_several",), op("glu", clamps_only_gates)),
+    Mutant("gates clamped below", ("glu_of_several",), op("glu", clamps_gates_below)),
+    Mutant("a window of one more", ("test_window",), op("attention", sees_one_more)),
+    Mutant("masks what is behind the window", ("behind_the_window",), op("attention", masks_what_is_behind)),
     Mutant("executables share a cache", ("two_executables",), one_cache_for_all()),
     Mutant(
         "memory not given back",

@@ -13,9 +13,11 @@ from bitnet.core.cpu.structures import OpKind
 from bitnet.core.cpu.threads import default_threads
 from bitnet.core.errors import DeviceError
 from bitnet.core.hal import (
+    EXPERTS,
     HAL_API,
     KERNEL_FEATURES,
     STATES,
+    WINDOWS,
     Device,
     DeviceInfo,
     DeviceType,
@@ -83,7 +85,7 @@ class CpuBackend:
             vendor=_vendor(system.cpu_model()),
             type=DeviceType.CPU,
             memory=system.memory_total(),
-            features=(*_FEATURES[level], *KERNEL_FEATURES, STATES),
+            features=(*_FEATURES[level], *KERNEL_FEATURES, STATES, EXPERTS, WINDOWS),
             details={"level": level, "cores": str(default_threads()), "architecture": platform.machine()},
         )
 

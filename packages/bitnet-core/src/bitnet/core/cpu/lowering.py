@@ -24,10 +24,12 @@ from bitnet.core.hal import (
     DenseMatmul,
     DenseWeight,
     Embed,
+    ExpertMatmul,
     GluNormQuant,
     NormQuant,
     NormRows,
     Program,
+    Route,
     StepLayout,
     TernaryMatmul,
     TernaryWeight,
@@ -108,13 +110,18 @@ class LoweredProgram:
 
     @property
     def weight_bytes(self) -> int:
-        """Bytes of weights read in every step, in the packed layout; of each embedding table, one row."""
+        """Packed bytes of weights that a token reads: all but those of experts that it does not choose."""
         size = self.head_bytes
         for op in self._source.ops:
             if self.head is not None and isinstance(op, DenseMatmul) and op.out == self.head.logits:
                 continue  # its compact form
             if isinstance(op, TernaryMatmul):
                 size += sum(sum(self._packed_bytes(name)) for name in op.weights)
+            elif isinstance(op, ExpertMatmul):
+                top = self._matrices[op.ids].columns
+                size += sum(sum(self._packed_bytes(name)) for name in op.weights) * top // op.experts
+            elif isinstance(op, Route):
+                size += self._dense_bytes(op.weight) + self._dense_bytes(op.router)
             elif isinstance(op, AddBias):
                 size += self._dense_bytes(op.bias)
             elif isinstance(op, DeltaGates):
@@ -231,7 +238,9 @@ class LoweredProgram:
         self._dense: dict[str, int] = {}
         self._ternary: dict[str, PackedMatrix] = {}
         weights = self._source.weights
-        used = dict.fromkeys(name for op in self._source.ops if isinstance(op, TernaryMatmul) for name in op.weights)
+        products = [op for op in self._source.ops if isinstance(op, TernaryMatmul | ExpertMatmul)]
+        used = dict.fromkeys(name for op in products for name in op.weights)
+        self._experts = {name: op.experts for op in products if isinstance(op, ExpertMatmul) for name in op.weights}
         tables = {
             op.table if isinstance(op, Embed) else op.weight
             for op in self._source.ops
@@ -261,24 +270,29 @@ class LoweredProgram:
                 )
 
     def _packed_bytes(self, name: str) -> tuple[int, int]:
-        """Packed bytes of a matrix's codes and of its scales."""
-        weight = self._source.weights[name]
+        """Packed bytes of a matrix's codes and of its scales; those of all experts, each of which is packed apart."""
+        weight, experts = self._source.weights[name], self._experts.get(name, 1)
         assert isinstance(weight, TernaryWeight)
         library, level, group = self._library, self._native.level, weight.group
-        scales = 0 if group is None else library.bitnet_packed_scales(level, *weight.shape, group)
-        return library.bitnet_packed_bytes(level, *weight.shape, group or 0), scales
+        shape = weight.shape[0] // experts, weight.shape[1]
+        scales = 0 if group is None else library.bitnet_packed_scales(level, *shape, group)
+        return experts * library.bitnet_packed_bytes(level, *shape, group or 0), experts * scales
 
     def _pack(self, name: str, weight: TernaryWeight, address: int, scales: int | None) -> PackedMatrix:
-        data = loaded_ternary(name, weight)
+        data, experts = loaded_ternary(name, weight), self._experts.get(name, 1)
         codes, given = np.ascontiguousarray(data.codes), np.ascontiguousarray(data.scale)
-        job = structures.PackJob(
-            codes.ctypes.data, address, *weight.shape, weight.group or 0, given.ctypes.data, scales
-        )
-        self._library.bitnet_pack(self._native.level, self._native.pool, job)
+        shape, sizes = (weight.shape[0] // experts, weight.shape[1]), self._packed_bytes(name)
+        for expert in range(experts):
+            rows = slice(expert * shape[0], (expert + 1) * shape[0])
+            where = address + expert * (sizes[0] // experts)
+            units = None if scales is None else scales + expert * (sizes[1] // experts)
+            own = given if scales is None else given[rows]
+            job = structures.PackJob(codes[rows].ctypes.data, where, *shape, weight.group or 0, own.ctypes.data, units)
+            self._library.bitnet_pack(self._native.level, self._native.pool, job)
         scale = 0.0 if scales else float(data.scale[0])
-        del data, codes, given  # before their pages are released
+        del data, codes, given, own  # before their pages are released
         weight.release()
-        return PackedMatrix(address, scales, weight.shape[0], scale)
+        return PackedMatrix(address, scales, shape[0], scale)
 
     def _place(self, name: str, weight: DenseWeight, address: int | None) -> int:
         """The address of a dense weight: copied to ``address``, or in place."""

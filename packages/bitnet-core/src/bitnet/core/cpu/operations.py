@@ -18,6 +18,7 @@ from bitnet.core.hal import (
     DenseMatmul,
     DenseWeight,
     Embed,
+    ExpertMatmul,
     GatedQuant,
     GluNormQuant,
     NormQuant,
@@ -25,6 +26,7 @@ from bitnet.core.hal import (
     Op,
     Program,
     RopeAppend,
+    Route,
     Sample,
     TernaryMatmul,
     TernaryWeight,
@@ -33,7 +35,9 @@ from bitnet.core.hal import (
 
 
 class PackedMatrix(NamedTuple):
-    """A repacked ternary matrix, as ``TernaryPart``: address of the codes, of the scales if several, rows, scale."""
+    """A repacked ternary matrix, as ``TernaryPart``: address of the codes, of the scales if several, rows, scale.
+
+    Matrices of several experts stand one after the other; the rows are those of one."""
 
     codes: int
     scales: int | None
@@ -107,13 +111,13 @@ def lower(op: Op, at: Operands) -> structures.Op:
         rope = structures.RopeAppendOp(matrix[op.qkv], at.layers[op.layer], *tables, *shape, *norms, op.eps, rotated)
         return structures.Op(OpKind.ROPE_APPEND, rope_append=rope)
     if isinstance(op, Attention):
-        shape3 = op.heads, op.kv_heads, op.head_dim
+        shape3 = op.heads, op.kv_heads, op.head_dim, op.window or 0
         attention = structures.AttentionOp(matrix[op.qkv], matrix[op.out], at.layers[op.layer], *shape3)
         return structures.Op(OpKind.ATTENTION, attention=attention)
     if isinstance(op, GluNormQuant):
-        results = matrix[op.out], at.address(op.scale), at.transform(op.transform)
+        quantised = matrix[op.out], matrix[op.scale], at.transform(op.transform), op.parts, op.clamp or 0.0
         silu = op.activation == "silu"
-        glu = structures.GluNormQuantOp(matrix[op.gate_up], at.vector(op.weight), op.eps, silu, *results)
+        glu = structures.GluNormQuantOp(matrix[op.gate_up], at.vector(op.weight), op.eps, silu, *quantised)
         return structures.Op(OpKind.GLU_NORM_QUANT, glu_norm_quant=glu)
     if isinstance(op, NormRows):
         rest = matrix[op.out], at.transform(op.transform)
@@ -135,6 +139,13 @@ def lower(op: Op, at: Operands) -> structures.Op:
         return structures.Op(OpKind.SAMPLE, sample=sample)
     if isinstance(op, CausalConv | DeltaGates | DeltaRule | GatedQuant):
         return _recurrent(op, at)
+    if isinstance(op, Route):
+        tensors = matrix[op.x], matrix[op.ids], matrix[op.shares]
+        experts = at.program.weights[op.router].shape[0]
+        route = structures.RouteOp(*tensors, dense[op.weight], dense[op.router], op.eps, experts)
+        return structures.Op(OpKind.ROUTE, route=route)
+    if isinstance(op, ExpertMatmul):
+        return _expert_product(op, at)
     count = at.program.tensors[op.x].shape[0]
     quantize = structures.QuantizeOp(matrix[op.x], count, 0, matrix[op.codes], at.address(op.scale))
     return structures.Op(OpKind.QUANTIZE, quantize=quantize)
@@ -148,6 +159,18 @@ def _product(op: TernaryMatmul, at: Operands) -> structures.Op:
     where = at.keep(parts), len(parts), op.add, at.matrices[op.out]
     kind = OpKind.TERNARY_MATMUL if first.group is None else OpKind.GROUP_MATMUL
     return structures.Op(kind, ternary_matmul=structures.TernaryMatmulOp(*operands, *where, first.group or 0))
+
+
+def _expert_product(op: ExpertMatmul, at: Operands) -> structures.Op:
+    matrices, first = [at.ternary[name] for name in op.weights], at.program.weights[op.weights[0]]
+    assert isinstance(first, TernaryWeight)
+    parts = (structures.TernaryPart * len(matrices))(*(structures.TernaryPart(*matrix) for matrix in matrices))
+    shares = structures.Matrix() if op.shares is None else at.matrices[op.shares]
+    tensors = at.matrices[op.x], at.matrices[op.scale], at.matrices[op.ids], shares
+    where = at.keep(parts), len(parts), op.experts, at.matrices[op.out]
+    each = sum(matrix.rows for matrix in matrices)
+    product = structures.ExpertMatmulOp(*tensors, *where, first.group or 0, each)
+    return structures.Op(OpKind.EXPERT_MATMUL, expert_matmul=product)
 
 
 def _recurrent(op: CausalConv | DeltaGates | DeltaRule | GatedQuant, at: Operands) -> structures.Op:

@@ -30,6 +30,8 @@ class OpKind(enum.IntEnum):
     DELTA_GATES = 17
     DELTA_RULE = 18
     GATED_QUANT = 19
+    ROUTE = 20
+    EXPERT_MATMUL = 21
 
 
 class Matrix(ctypes.Structure):
@@ -142,7 +144,7 @@ class AttentionOp(ctypes.Structure):
         ("heads", c_int32),
         ("kv_heads", c_int32),
         ("head_dim", c_int32),
-        ("pad", c_int32),
+        ("window", c_int32),
     )
 
 
@@ -153,8 +155,10 @@ class GluNormQuantOp(ctypes.Structure):
         ("eps", c_float),
         ("silu", c_int32),
         ("out", Matrix),
-        ("scale", c_void_p),
+        ("scale", Matrix),
         ("transform", TransformOf),
+        ("parts", c_int32),
+        ("clamp", c_float),
     )
 
 
@@ -223,6 +227,30 @@ class GatedQuantOp(ctypes.Structure):
     )
 
 
+class RouteOp(ctypes.Structure):
+    _fields_ = (
+        ("x", Matrix),
+        ("ids", Matrix),
+        ("shares", Matrix),
+        ("weight", c_void_p),
+        ("router", c_void_p),
+        ("eps", c_float),
+        ("experts", c_int32),
+    )
+
+
+class ExpertMatmulOp(ctypes.Structure):
+    _fields_ = (
+        *((name, Matrix) for name in ("x", "scale", "ids", "shares")),
+        ("parts", c_void_p),
+        ("part_count", c_int32),
+        ("experts", c_int32),
+        ("out", Matrix),
+        ("group", c_int32),
+        ("each", c_int32),
+    )
+
+
 class DenseMatmulOp(ctypes.Structure):
     _fields_ = (("x", Matrix), ("weight", c_void_p), ("half", c_int32), ("pad", c_int32), ("out", Matrix))
 
@@ -269,6 +297,8 @@ class AnyOp(ctypes.Union):
         ("delta_gates", DeltaGatesOp),
         ("delta_rule", DeltaRuleOp),
         ("gated_quant", GatedQuantOp),
+        ("route", RouteOp),
+        ("expert_matmul", ExpertMatmulOp),
     )
 
 

@@ -3,8 +3,10 @@
 from bitnet.core.hal.backend import HAL_API, Backend, OpenOptions
 from bitnet.core.hal.device import Device, Executable, ExecutableStats, Logprobs, MemoryInfo, run
 from bitnet.core.hal.executable import Begun, CheckedExecutable, Passes
+from bitnet.core.hal.experts import ExpertMatmul, Route
 from bitnet.core.hal.features import (
     DETERMINISTIC,
+    EXPERTS,
     KERNEL_FEATURES,
     KV_I8,
     LOGPROBS,
@@ -13,6 +15,7 @@ from bitnet.core.hal.features import (
     PREPARES,
     STATES,
     TERNARY_TABLES,
+    WINDOWS,
 )
 from bitnet.core.hal.probe import DeviceInfo, DeviceType, ProbeResult, ProbeStatus
 from bitnet.core.hal.program import (
@@ -57,6 +60,7 @@ from bitnet.core.hal.step import (
 
 __all__ = [
     "DETERMINISTIC",
+    "EXPERTS",
     "GREEDY",
     "HAL_API",
     "IN_OUTPUT",
@@ -72,6 +76,7 @@ __all__ = [
     "PREPARES",
     "STATES",
     "TERNARY_TABLES",
+    "WINDOWS",
     "AddBias",
     "Adjustment",
     "Attention",
@@ -90,6 +95,7 @@ __all__ = [
     "Embed",
     "Executable",
     "ExecutableStats",
+    "ExpertMatmul",
     "GatedQuant",
     "GluNormQuant",
     "HeaderWord",
@@ -108,6 +114,7 @@ __all__ = [
     "Program",
     "Quantize",
     "RopeAppend",
+    "Route",
     "Sample",
     "SamplingParams",
     "SequenceStep",

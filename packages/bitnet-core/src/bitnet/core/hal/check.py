@@ -8,14 +8,17 @@ import numpy as np
 import numpy.typing as npt
 
 from bitnet.core.errors import InvalidInputError, UnsupportedProgramError
-from bitnet.core.hal.features import DETERMINISTIC, KV_I8, STATES, TERNARY_TABLES
+from bitnet.core.hal.experts import ExpertMatmul, Route
+from bitnet.core.hal.features import DETERMINISTIC, EXPERTS, KV_I8, STATES, TERNARY_TABLES, WINDOWS
 from bitnet.core.hal.operands import Lookup, described, operands
 from bitnet.core.hal.probe import DeviceInfo
 from bitnet.core.hal.program import (
     NUMPY_DTYPES,
+    Attention,
     DenseMatmul,
     DenseWeight,
     Embed,
+    GluNormQuant,
     Op,
     Program,
     RopeAppend,
@@ -34,9 +37,10 @@ def check_features(program: Program, info: DeviceInfo) -> None:
     """Refuse a program that needs a feature the device does not list.
 
     Raises:
-        UnsupportedProgramError: The program is deterministic, its cache is ``i8``, it has states or transforms, or its
-            embedding or head is ternary, and the device does not list :data:`~bitnet.core.hal.DETERMINISTIC`,
-            :data:`~bitnet.core.hal.KV_I8`, :data:`~bitnet.core.hal.STATES` or
+        UnsupportedProgramError: The program is deterministic, its cache is ``i8``, it has states or transforms, experts
+            or windows, or its embedding or head is ternary, and the device does not list
+            :data:`~bitnet.core.hal.DETERMINISTIC`, :data:`~bitnet.core.hal.KV_I8`, :data:`~bitnet.core.hal.STATES`,
+            :data:`~bitnet.core.hal.EXPERTS`, :data:`~bitnet.core.hal.WINDOWS` or
             :data:`~bitnet.core.hal.TERNARY_TABLES`.
     """
     if program.deterministic and DETERMINISTIC not in info.features:
@@ -46,12 +50,23 @@ def check_features(program: Program, info: DeviceInfo) -> None:
         hint = f"Use kv_dtype f16 (--kv-dtype f16), or a device that 'bitnet devices --json' lists with {KV_I8!r}."
         raise UnsupportedProgramError("it keeps no KV cache in int8.", device=info.name, hint=hint)
     transforms = any(getattr(op, "transform", None) is not None for op in program.ops)
-    if (program.states or transforms) and STATES not in info.features:
-        hint = "Use --device cpu, or another backend."
-        raise UnsupportedProgramError("it computes no recurrent layers and transforms.", device=info.name, hint=hint)
+    hint = "Use --device cpu, or another backend."
+    for needed, feature, what in (
+        (bool(program.states) or transforms, STATES, "recurrent layers and transforms"),
+        (any(map(_of_experts, program.ops)), EXPERTS, "mixtures of experts"),
+        (any(isinstance(op, Attention) and op.window is not None for op in program.ops), WINDOWS, "sliding windows"),
+    ):
+        if needed and feature not in info.features:
+            raise UnsupportedProgramError(f"it computes no {what}.", device=info.name, hint=hint)
     if TERNARY_TABLES not in info.features and any(ternary_table(program, op) for op in program.ops):
         what = f"it lacks the feature {TERNARY_TABLES!r}: it supports only float embeddings and heads."
         raise UnsupportedProgramError(what, device=info.name)
+
+
+def _of_experts(op: Op) -> bool:
+    """Whether only models with experts have such an operation."""
+    several = isinstance(op, GluNormQuant) and (op.parts > 1 or op.clamp is not None)
+    return several or isinstance(op, Route | ExpertMatmul)
 
 
 def ternary_table(program: Program, op: Op) -> str | None:

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 DETERMINISTIC = "deterministic"
 """Programs with :attr:`~bitnet.core.hal.Program.deterministic`."""
+EXPERTS = "experts"
+"""Programs with the operations of mixtures of experts (:class:`~bitnet.core.hal.ExpertMatmul`)."""
 KV_I8 = "kv-i8"
 """Programs with a KV cache of int8 codes (:class:`~bitnet.core.hal.KVSpec`)."""
 LOGPROBS = "logprobs"
@@ -24,5 +26,8 @@ STATES = "states"
 """Programs with states of sequences (:class:`~bitnet.core.hal.StateSpec`), and the operations of recurrent layers."""
 TERNARY_TABLES = "ternary-tables"
 """Programs whose ``Embed`` or ``DenseMatmul`` names a ternary weight with groups."""
+WINDOWS = "windows"
+"""Programs with layers that attend to a window of positions (:class:`~bitnet.core.hal.Attention`)."""
 KERNEL_FEATURES = (DETERMINISTIC, KV_I8, LOGPROBS, PENALTIES, TERNARY_TABLES)
-"""The features of a device that has every kernel of ``kernels/README.md`` but those of recurrent layers."""
+"""The features of a device that has every kernel of ``kernels/README.md`` but those of recurrent layers,
+experts and windows."""

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import math
+from collections.abc import Iterator, Sequence
 
 from bitnet.core.errors import InvalidInputError
+from bitnet.core.hal.experts import ExpertMatmul, Route
 from bitnet.core.hal.program import (
     AddBias,
     Attention,
@@ -79,6 +81,15 @@ class Lookup:
             )
         return weight
 
+    def stacked(self, names: Sequence[str], columns: int) -> list[TernaryWeight]:
+        """Ternary weights that are stacked along N in one product."""
+        if _multiple_of_4(columns, "K") > MAX_K:
+            raise InvalidInputError(f"K is {columns}; the limit is {MAX_K}.")
+        weights = [self.ternary(name, columns) for name in names]
+        if len(groups := {weight.group for weight in weights}) > 1:
+            raise InvalidInputError(f"its weights have groups of different sizes: {groups}.")
+        return weights
+
     def state(self, name: str, dimensions: int) -> StateSpec:
         state = self.program.states.get(name)
         if state is None or len(state.shape) != dimensions:
@@ -113,25 +124,24 @@ def operands(op: Op, look: Lookup) -> Iterator[TensorSpec]:
         look.transform(op.transform, width)
         yield TensorSpec(op.out, "f32", ("M", _multiple_of_4(width, "D")))
     elif isinstance(op, NormQuant | GluNormQuant):
+        parts = 1
         if isinstance(op, NormQuant):
             k = look.columns(op.x)
             yield TensorSpec(op.x, "f32", ("M", k))
         else:
-            k = look.columns(op.gate_up) // 2
-            yield TensorSpec(op.gate_up, "f32", ("M", 2 * k))
+            parts = op.parts
+            if parts < 1 or (op.clamp is not None and not 0 < op.clamp < math.inf):
+                raise InvalidInputError(f"parts is {parts}, clamp {op.clamp}; both must be positive numbers.")
+            k = look.columns(op.gate_up) // (2 * parts)
+            yield TensorSpec(op.gate_up, "f32", ("M", 2 * k * parts))
         if op.weight is not None:
             look.dense(op.weight, k)
         look.transform(op.transform, k)
-        yield TensorSpec(op.out, "i8", ("M", _multiple_of_4(k, "K")))
-        yield TensorSpec(op.scale, "f32", ("M",))
+        yield TensorSpec(op.out, "i8", ("M", _multiple_of_4(k, "K") * parts))
+        yield TensorSpec(op.scale, "f32", ("M",) if parts == 1 else ("M", parts))
     elif isinstance(op, TernaryMatmul):
-        k = _multiple_of_4(look.columns(op.x), "K")
-        if k > MAX_K:
-            raise InvalidInputError(f"K is {k}; the limit is {MAX_K}.")
-        weights = [look.ternary(name, k) for name in op.weights]
-        if len(groups := {weight.group for weight in weights}) > 1:
-            raise InvalidInputError(f"its weights have groups of different sizes: {groups}.")
-        n = sum(weight.shape[0] for weight in weights)
+        k = look.columns(op.x)
+        n = sum(weight.shape[0] for weight in look.stacked(op.weights, k))
         yield TensorSpec(op.x, "i8", ("M", k))
         yield TensorSpec(op.scale, "f32", ("M",))
         yield TensorSpec(op.out, "f32", ("M", n))
@@ -139,6 +149,8 @@ def operands(op: Op, look: Lookup) -> Iterator[TensorSpec]:
         look.heads(op)
         yield TensorSpec(op.qkv, "f32", ("M", (op.heads + 2 * op.kv_heads) * op.head_dim))
         if isinstance(op, Attention):
+            if op.window is not None and op.window < 1:
+                raise InvalidInputError(f"its window is {op.window}; a token attends at least to itself.")
             yield TensorSpec(op.out, "f32", ("M", op.heads * op.head_dim))
         else:
             positions, pairs = look.dense(op.cos, None, None).shape
@@ -175,6 +187,8 @@ def operands(op: Op, look: Lookup) -> Iterator[TensorSpec]:
         yield TensorSpec(op.out, "f32", ("M", d))
     elif isinstance(op, CausalConv | DeltaGates | DeltaRule | GatedQuant):
         yield from _recurrent(op, look)
+    elif isinstance(op, Route | ExpertMatmul):
+        yield from _experts(op, look)
     elif isinstance(op, Sample):
         yield TensorSpec(op.logits, "f32", ("R", look.columns(op.logits)))
         yield TensorSpec(op.out, "i32", ("R",))
@@ -231,6 +245,35 @@ def _recurrent(op: CausalConv | DeltaGates | DeltaRule | GatedQuant, look: Looku
         yield TensorSpec(op.gate, "f32", ("M", width))
         yield TensorSpec(op.out, "i8", ("M", width))
         yield TensorSpec(op.scale, "f32", ("M",))
+
+
+def _experts(op: Route | ExpertMatmul, look: Lookup) -> Iterator[TensorSpec]:
+    """The same for the operations of mixtures of experts."""
+    top = look.columns(op.ids)
+    if isinstance(op, Route):
+        k = _multiple_of_4(look.columns(op.x), "K")
+        look.dense(op.weight, k)
+        experts = look.dense(op.router, None, k).shape[0]
+        yield TensorSpec(op.x, "f32", ("M", k))
+    else:
+        experts, width = op.experts, look.columns(op.x)
+        rows = 1 if op.shares is None else top
+        if width % rows:
+            raise InvalidInputError(f"{op.x!r} has {width} columns for {rows} experts of a token.")
+        weights = look.stacked(op.weights, width // rows)
+        if experts < 1 or any(weight.shape[0] % experts for weight in weights):
+            raise InvalidInputError(f"its weights have rows that are no multiple of {experts} experts.")
+        n = sum(weight.shape[0] // experts for weight in weights)
+        if op.out in (op.x, op.scale, op.ids, op.shares):
+            raise InvalidInputError(f"{op.out!r} is both an operand and the result.")
+        yield TensorSpec(op.x, "i8", ("M", width))
+        yield TensorSpec(op.scale, "f32", ("M",) if rows == 1 else ("M", rows))
+        yield TensorSpec(op.out, "f32", ("M", top * n if op.shares is None else n))
+    if not 1 <= top <= experts:
+        raise InvalidInputError(f"{op.ids!r} has {top} of {experts} experts.")
+    yield TensorSpec(op.ids, "i32", ("M", top))
+    if op.shares is not None:
+        yield TensorSpec(op.shares, "f32", ("M", top))
 
 
 def _multiple_of_4(n: int, name: str) -> int:

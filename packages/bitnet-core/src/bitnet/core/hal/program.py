@@ -14,6 +14,7 @@ from typing import Literal, NamedTuple, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
+from bitnet.core.hal.experts import ExpertMatmul, Route
 from bitnet.core.hal.recurrent import CausalConv, DeltaGates, DeltaRule, GatedQuant, StateSpec, Transform
 
 DType: TypeAlias = Literal["f32", "f16", "i8", "i32"]
@@ -122,7 +123,8 @@ class RopeAppend:
     """Rotate q (in place) and k of ``qkv[M, (heads + 2 kv_heads) head_dim]``; store k and v in the cache of ``layer``.
 
     ``cos`` and ``sin`` name f32 weights ``[max positions, r / 2]``; only the first ``r`` elements of a head are
-    rotated, usually all ``head_dim``. ``neox`` pairs element ``i`` with ``i + r / 2``, ``interleaved`` pairs ``2i``
+    rotated, usually all ``head_dim``. A layer without positions names tables of
+    cosines 1 and sines 0, of one pair. ``neox`` pairs element ``i`` with ``i + r / 2``, ``interleaved`` pairs ``2i``
     with ``2i + 1``. If ``q_norm`` and ``k_norm`` (both or neither) name
     f32 weights ``[head_dim]``, each head of q and k is normalised first (RMSNorm with ``eps``).
     """
@@ -142,7 +144,10 @@ class RopeAppend:
 
 @dataclass(frozen=True, slots=True)
 class Attention:
-    """Causal grouped-query attention of the rotated q over the cache of ``layer``: ``out[M, heads head_dim]``."""
+    """Causal grouped-query attention of the rotated q over the cache of ``layer``: ``out[M, heads head_dim]``.
+
+    With a ``window``, a token attends to that many positions, the last of which is its own; None: to all.
+    """
 
     qkv: str
     out: str
@@ -150,12 +155,19 @@ class Attention:
     heads: int
     kv_heads: int
     head_dim: int
+    window: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class GluNormQuant:
     """``act(gate) · up`` of ``gate_up[M, 2F]``, RMSNorm (skipped if ``weight`` is None), the transform if there is one,
-    then absmax int8."""
+    then absmax int8.
+
+    Attributes:
+        clamp: Gates are first limited to at most this, and ``up`` to as much in magnitude; None: neither is.
+        parts: Number of such rows side by side in ``gate_up[M, parts · 2F]``, each of which has gates of its own, then
+            values, and a scale of its own: ``out[M, parts · F]``, ``scale[M]``, or ``scale[M, parts]`` for several.
+    """
 
     gate_up: str
     weight: str | None
@@ -164,6 +176,8 @@ class GluNormQuant:
     out: str
     scale: str
     transform: Transform | None = None
+    clamp: float | None = None
+    parts: int = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -243,6 +257,8 @@ Op: TypeAlias = (
     | DeltaGates
     | DeltaRule
     | GatedQuant
+    | Route
+    | ExpertMatmul
 )
 
 

@@ -24,6 +24,7 @@ from bitnet.core.model.architectures import (
     why_refused,
 )
 from bitnet.core.model.delta_net import MAX_LAYERS, DeltaNet, read_delta_net
+from bitnet.core.model.experts import MAX_WINDOWED, Experts, Windows, read_experts, read_windows
 from bitnet.core.model.hadamard import Hadamard, read_hadamard
 from bitnet.core.model.keys import Keys
 from bitnet.core.model.rope import BETA_FAST, BETA_SLOW, LongRope, Yarn, longrope_attention, yarn_attention
@@ -44,7 +45,7 @@ class ModelConfig:
     """The shape of a model, from which its program is built.
 
     Attributes:
-        ffn_size: Width of the feed-forward layer.
+        ffn_size: Width of the feed-forward layer, or of each expert.
         context_length: Positions the model was trained for.
         rope_theta: Base of the rotary frequencies.
         rope_freq_factors: ``f32[head_dim / 2]`` that divide the rotary frequencies, or None.
@@ -63,6 +64,8 @@ class ModelConfig:
             of each head of q followed by the rows of its gate, ``2 * head_dim`` in all.
         delta_net: The layers that are recurrent; None: all attend.
         hadamard: Transforms that are folded into the weights, or None.
+        experts: The mixtures of experts, or None.
+        windows: The layers that attend to a window of positions; None: all attend in full.
     """
 
     architecture: str
@@ -94,6 +97,8 @@ class ModelConfig:
     output_gate: bool = False
     delta_net: DeltaNet | None = None
     hadamard: Hadamard | None = None
+    experts: Experts | None = None
+    windows: Windows | None = None
 
     @property
     def family(self) -> Architecture:
@@ -110,6 +115,10 @@ class ModelConfig:
     def rotated(self) -> int:
         """Elements of a head that are rotated."""
         return self.head_dim if self.rotary_dim is None else self.rotary_dim
+
+    def window(self, layer: int) -> int | None:
+        """Positions that a token of a layer attends to; None: all."""
+        return self.windows.size if self.windows is not None and self.windows.slides[layer] else None
 
     def recurrent(self, layer: int) -> bool:
         """Whether a layer is recurrent; otherwise it attends."""
@@ -147,19 +156,21 @@ def read_config(file: GGUFFile) -> ModelConfig:
     heads = keys.integer("attention.head_count")
     kv_heads = keys.integer("attention.head_count_kv", heads)
     hidden = keys.integer("embedding_length")
-    ffn = keys.integer("feed_forward_length")
+    ffn_key = "expert_feed_forward_length" if family.experts else "feed_forward_length"
+    ffn = keys.integer(ffn_key)
     if heads % kv_heads:
         raise keys.error("attention.head_count_kv", f"{kv_heads} does not divide the {heads} heads.")
     if hidden % heads and keys.get("attention.key_length") is None:
         raise keys.error("embedding_length", f"{hidden} is not a multiple of the {heads} heads.")
     head_dim = keys.integer("attention.key_length", hidden // heads)
     for wrong, message in shape_faults(hidden=hidden, heads=heads, head_dim=head_dim, ffn=ffn):
-        raise keys.error(_KEYS_OF_SHAPE[wrong], message)
-    rotary_dim = keys.integer("rope.dimension_count", head_dim)
-    partial = family.recurrent and rotary_dim < head_dim and rotary_dim % 2 == 0
+        raise keys.error({**_KEYS_OF_SHAPE, "ffn": ffn_key}[wrong], message)
+    rotary_key = _rotary_key(keys)
+    rotary_dim = keys.integer(rotary_key, head_dim)
+    partial = family.partly_rotated and rotary_dim < head_dim and rotary_dim % 2 == 0
     for key, size in (
         ("attention.value_length", keys.integer("attention.value_length", head_dim)),
-        ("rope.dimension_count", head_dim if partial else rotary_dim),
+        (rotary_key, head_dim if partial else rotary_dim),
     ):
         if size != head_dim:
             raise keys.error(key, f"is {brief(keys.get(key))}; only the head's {head_dim} elements are supported.")
@@ -176,6 +187,7 @@ def read_config(file: GGUFFile) -> ModelConfig:
     layers = _layers(keys, family)
     net = read_delta_net(keys, layers, MAX_TIMES_WIDER * hidden) if family.recurrent else None
     widths = {hidden, heads * head_dim, ffn} | ({net.value_width} if net is not None else set())
+    experts = read_experts(keys, layers, ffn, min(MAX_TIMES_WIDER * hidden, MAX_K)) if family.experts else None
     scales: Mapping[str, Any] = _scales(keys) if family.stream_scales else {}
     return ModelConfig(
         architecture=architecture,
@@ -195,7 +207,7 @@ def read_config(file: GGUFFile) -> ModelConfig:
         activation=_activation(keys, family),
         sub_norms="blk.0.attn_sub_norm.weight" in file.tensors,
         tied_embeddings="output.weight" not in file.tensors,
-        head_norms=family.recurrent or "blk.0.attn_q_norm.weight" in file.tensors,
+        head_norms=family.partly_rotated or "blk.0.attn_q_norm.weight" in file.tensors,
         qkv_biases=family.qkv_biases,
         layer_norms=family.layer_norms,
         rope_scaling=scaling,
@@ -204,8 +216,17 @@ def read_config(file: GGUFFile) -> ModelConfig:
         output_gate=family.output_gate,
         delta_net=net,
         hadamard=read_hadamard(file, widths),
+        experts=experts,
+        windows=read_windows(keys, layers) if family.experts else None,
         **scales,
     )
+
+
+def _rotary_key(keys: Keys) -> str:
+    """The key of the elements of a head that are rotated. Some converters write those of layers that attend to a window
+    apart, and 0 for the others, which have no positions."""
+    apart = "rope.dimension_count_swa"
+    return "rope.dimension_count" if keys.get(apart) is None else apart
 
 
 def shape_faults(*, hidden: int, heads: int, head_dim: int, ffn: int) -> Iterator[tuple[str, str]]:
@@ -224,8 +245,9 @@ def shape_faults(*, hidden: int, heads: int, head_dim: int, ffn: int) -> Iterato
 def _layers(keys: Keys, family: Architecture) -> int:
     """Layers without those after the last that predict further tokens, which bitnet does not run."""
     layers = keys.integer("block_count")
-    if family.recurrent and layers > MAX_LAYERS:
-        raise keys.error("block_count", f"is {layers}; the limit is {MAX_LAYERS}.")
+    most = MAX_LAYERS if family.recurrent else MAX_WINDOWED
+    if family.partly_rotated and layers > most:
+        raise keys.error("block_count", f"is {layers}; the limit is {most}.")
     if not family.recurrent or keys.get("nextn_predict_layers") in (None, 0):
         return layers
     further = keys.integer("nextn_predict_layers")

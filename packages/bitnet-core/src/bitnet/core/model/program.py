@@ -5,6 +5,7 @@ One builder serves BitNet b1.58 2B4T (sub-norms, squared ReLU), the 1bitLLM mode
 (no sub-norms, but norms of q's and k's heads), Qwen2's (the same, with biases of q, k and v instead) and OLMo's (the
 same, with LayerNorms instead: ADR 0048). They differ in which norms have a weight, in the activation, and in one plain
 operation. Qwen3.5's have recurrent layers besides those that attend, and perhaps transforms before products (ADR 0006).
+Maple's have mixtures of experts, layers that attend to a window and layers without positions (ADR 0007).
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ from bitnet.core.hal import (
     DenseMatmul,
     DenseWeight,
     Embed,
+    ExpertMatmul,
     GatedQuant,
     GluNormQuant,
     KVDtype,
@@ -36,6 +38,7 @@ from bitnet.core.hal import (
     Op,
     Program,
     RopeAppend,
+    Route,
     Sample,
     StateSpec,
     TensorSpec,
@@ -45,10 +48,12 @@ from bitnet.core.hal import (
     Transform,
     Weight,
 )
+from bitnet.core.hal.program import Dim
 from bitnet.core.model.rope import rope_tables
 
 if TYPE_CHECKING:
     from bitnet.core.model.config import ModelConfig
+    from bitnet.core.model.experts import Experts
 
 
 UNIT_NORM = "unit_norm"
@@ -87,6 +92,10 @@ def build_program(
     used = dict(weights)
     used["rope_cos"] = DenseWeight(cos.shape, "f32", lambda: cos)
     used["rope_sin"] = DenseWeight(sin.shape, "f32", lambda: sin)
+    if config.windows is not None and not all(config.windows.slides):
+        shape = len(cos), 1
+        used["still_cos"] = DenseWeight(shape, "f32", lambda: np.ones(shape, np.float32))
+        used["still_sin"] = DenseWeight(shape, "f32", lambda: np.zeros(shape, np.float32))
     head = "token_embd" if weights.get("output") is weights.get("token_embd") else "output"
     if head == "token_embd":
         used.pop("output", None)
@@ -138,9 +147,7 @@ def build_program(
         TensorSpec("attn_q8_scale", "f32", ("M",)),
         *([TensorSpec("gate", "f32", ("M", heads_width))] if config.output_gate else []),
         *_recurrent_tensors(config),
-        TensorSpec("gate_up", "f32", ("M", 2 * config.ffn_size)),
-        TensorSpec("h8", "i8", ("M", config.ffn_size)),
-        TensorSpec("h8_scale", "f32", ("M",)),
+        *_feed_forward_tensors(config),
         TensorSpec("last", "f32", ("R", hidden)),
         TensorSpec("logits", "f32", ("R", config.vocab_size)),
         TensorSpec("next", "i32", ("R",)),
@@ -155,6 +162,20 @@ def build_program(
         deterministic=deterministic,
         states=state_specs(config, state_entries),
     )
+
+
+def _feed_forward_tensors(config: ModelConfig) -> list[TensorSpec]:
+    """Tensors of feed-forward layers; with experts, those that a token chooses stand side by side in its row."""
+    top = 1 if config.experts is None else config.experts.used
+    rows: tuple[Dim, ...] = ("M",) if top == 1 else ("M", top)
+    tensors = [
+        TensorSpec("gate_up", "f32", ("M", 2 * config.ffn_size * top)),
+        TensorSpec("h8", "i8", ("M", config.ffn_size * top)),
+        TensorSpec("h8_scale", "f32", rows),
+    ]
+    if config.experts is not None:
+        tensors += [TensorSpec("experts", "i32", ("M", top)), TensorSpec("shares", "f32", ("M", top))]
+    return tensors
 
 
 def state_specs(config: ModelConfig, entries: int) -> dict[str, StateSpec]:
@@ -263,16 +284,16 @@ def _attention_ops(config: ModelConfig, layer: int, cache: int) -> list[Op]:
     stream, center = _stream(config)
     attn_norm = UNIT_NORM if config.layer_norms else weight("attn_norm")
     before, after = (_transform(config, width) for width in (config.hidden_size, heads * head_dim))
+    window = config.window(layer)
+    tables = ("rope_cos", "rope_sin") if config.windows is None or window else ("still_cos", "still_sin")
     return [
         *center,
         NormQuant(stream, attn_norm, config.stream_eps, "q8", "q8_scale", before),
         TernaryMatmul("q8", "q8_scale", (weight("attn_q"), weight("attn_k"), weight("attn_v")), "qkv"),
         *([TernaryMatmul("q8", "q8_scale", (weight("attn_q.gate"),), "gate")] if config.output_gate else []),
         *([AddBias("qkv", weight("attn_qkv.bias"))] if config.qkv_biases else []),
-        RopeAppend(
-            "qkv", cache, heads, kv_heads, head_dim, "rope_cos", "rope_sin", config.rope_style, q_norm, k_norm, eps
-        ),
-        Attention("qkv", "attn", cache, heads, kv_heads, head_dim),
+        RopeAppend("qkv", cache, heads, kv_heads, head_dim, *tables, config.rope_style, q_norm, k_norm, eps),
+        Attention("qkv", "attn", cache, heads, kv_heads, head_dim, window),
         GatedQuant("attn", "gate", "sigmoid", None, eps, "attn_q8", "attn_q8_scale", after)
         if config.output_gate
         else NormQuant("attn", attn_sub_norm, eps, "attn_q8", "attn_q8_scale", after),
@@ -285,6 +306,8 @@ def _feed_forward_ops(config: ModelConfig, layer: int) -> list[Op]:
     def weight(name: str) -> str:
         return f"blk.{layer}.{name}"
 
+    if config.experts is not None:
+        return _expert_ops(config, config.experts, layer)
     ffn_sub_norm = weight("ffn_sub_norm") if config.sub_norms else None
     ffn_norm = UNIT_NORM if config.layer_norms else weight(config.family.ffn_norm)
     stream, center = _stream(config)
@@ -295,4 +318,31 @@ def _feed_forward_ops(config: ModelConfig, layer: int) -> list[Op]:
         TernaryMatmul("q8", "q8_scale", (weight("ffn_gate"), weight("ffn_up")), "gate_up"),
         GluNormQuant("gate_up", ffn_sub_norm, config.rms_eps, config.activation, "h8", "h8_scale", after),
         TernaryMatmul("h8", "h8_scale", (weight("ffn_down"),), "x", add=True),
+    ]
+
+
+def _expert_ops(config: ModelConfig, experts: Experts, layer: int) -> list[Op]:
+    """A mixture of experts, which adds to the residual stream ``x``."""
+
+    def weight(name: str) -> str:
+        return f"blk.{layer}.{name}"
+
+    norm, eps, count = weight(config.family.ffn_norm), config.stream_eps, experts.count
+    glu = GluNormQuant(
+        "gate_up",
+        None,
+        config.rms_eps,
+        config.activation,
+        "h8",
+        "h8_scale",
+        clamp=experts.clamps[layer] or None,
+        parts=experts.used,
+    )
+    gate_up = weight("ffn_gate_exps"), weight("ffn_up_exps")
+    return [
+        Route("x", norm, eps, weight("ffn_gate_inp"), "experts", "shares"),
+        NormQuant("x", norm, eps, "q8", "q8_scale"),
+        ExpertMatmul("q8", "q8_scale", "experts", count, gate_up, "gate_up"),
+        glu,
+        ExpertMatmul("h8", "h8_scale", "experts", count, (weight("ffn_down_exps"),), "x", "shares"),
     ]

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import Literal, NamedTuple
+from math import prod
+from typing import Any, Literal, NamedTuple, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -23,9 +24,14 @@ FLOATS = (GGMLType.F16, GGMLType.BF16)
 """Unquantised types of half the size of f32."""
 
 
+Scales: TypeAlias = Literal["tensor", "row", "block"]
+"""What shares a scale in a file whose types have one for each block."""
+
+
 class Expected(NamedTuple):
     """A weight that a model must have: a ternary or dense matrix, a vector or small matrix of floats (``norm``), or a
-    vector whose canonical name is the whole name of its tensor (``bias``). The last two become f32."""
+    vector whose canonical name is the whole name of its tensor (``bias``). The last two become f32. A ternary matrix
+    with three dimensions is that of all experts, which are stacked along its rows."""
 
     kind: Literal["ternary", "dense", "norm", "bias"]
     shape: tuple[int, ...]
@@ -47,6 +53,13 @@ def expected_weights(config: ModelConfig) -> Iterator[tuple[str, Expected]]:
             yield block + name, expected
         if not config.layer_norms:
             yield block + config.family.ffn_norm, Expected("norm", (hidden,))
+        if config.experts is not None:
+            count = config.experts.count
+            yield block + "ffn_gate_inp", Expected("norm", (count, hidden))
+            yield block + "ffn_gate_exps", Expected("ternary", (count, ffn, hidden))
+            yield block + "ffn_up_exps", Expected("ternary", (count, ffn, hidden))
+            yield block + "ffn_down_exps", Expected("ternary", (count, hidden, ffn))
+            continue
         yield block + "ffn_gate", Expected("ternary", (ffn, hidden))
         yield block + "ffn_up", Expected("ternary", (ffn, hidden))
         if config.sub_norms:
@@ -101,7 +114,7 @@ def bind_weights(file: GGUFFile, config: ModelConfig, layout: I2SLayout) -> Mapp
     if isinstance(config.rope_scaling, LongRope):
         known |= {"rope_factors_short.weight", "rope_factors_long.weight"}
     factors = folded_scales(config)
-    grouped = _several_scales(file, config)
+    shared = _scales_of(file, config)
     for name, expected in expected_weights(config):
         kind, shape = expected
         tensor = file.tensors.get(expected.tensor(name))
@@ -117,7 +130,7 @@ def bind_weights(file: GGUFFile, config: ModelConfig, layout: I2SLayout) -> Mapp
             scale = file.tensors.get(apart)
             if scale is None and tensor.type in LOOKUP_TYPES:
                 raise file.error("is missing.", tensor=apart)
-            weights[name] = _ternary(file, config, tensor, scale, layout, grouped)
+            weights[name] = _ternary(file, config, tensor, scale, layout, shared)
             known.add(apart)
         else:
             weights[name] = _dense(file, tensor, kind, factors.get(name, 1.0))
@@ -174,21 +187,45 @@ def ternary_tables(file: GGUFFile, config: ModelConfig) -> Mapping[str, TernaryW
         tensor = file.tensors.get(f"{name}.weight")
         if tensor is not None and tensor.type in BLOCK_TYPES and not holds_threes(tensor.type, file.data(tensor)):
             factor = folded_scales(config).get(name, 1.0)
-            tables[name] = _ternary(file, config, tensor, None, "official", grouped=True, factor=factor)
+            tables[name] = _ternary(file, config, tensor, None, "official", "block", factor)
     if config.tied_embeddings and "token_embd" in tables:
         tables["output"] = tables["token_embd"]
     return tables
 
 
-def _several_scales(file: GGUFFile, config: ModelConfig) -> bool:
-    """Whether the blocks of the first projection differ in scale. In a model with one scale per tensor they do not,
-    except for blocks of zeros."""
+def _scales_of(file: GGUFFile, config: ModelConfig) -> Scales:
+    """What shares a scale in the first projection, except for blocks of zeros, whose scale means nothing."""
     name = next(name for name, expected in expected_weights(config) if expected.kind == "ternary")
     first = file.tensors.get(f"{name}.weight")
     if first is None or first.type not in BLOCK_TYPES or f"{name}.scale" in file.tensors:
-        return False
+        return "tensor"
     scales = block_scales(first.type, file.data(first))
-    return len(np.unique(scales[scales != 0])) > 1
+    if len(np.unique(scales[scales != 0])) <= 1:
+        return "tensor"
+    rows = scales.reshape(first.shape[0], -1)
+    return "row" if config.experts is not None and ((rows == 0) | (rows == row_scales(rows))).all() else "block"
+
+
+def row_scales(scales: npt.NDArray[Any]) -> npt.NDArray[Any]:
+    """The first scale of each row that is not 0, ``[N, 1]``; 0 if all are."""
+    return np.take_along_axis(scales, (scales != 0).argmax(axis=1)[:, None], axis=1)
+
+
+def _one_a_row(scales: npt.NDArray[Any]) -> npt.NDArray[Any]:
+    """The scale that all blocks of a row share, ``[N, 1]``, but for blocks of zeros.
+
+    Raises:
+        ValueError: Blocks of a row differ.
+    """
+    shared = row_scales(scales)
+    wrong = np.argwhere((scales != 0) & (scales != shared))
+    if wrong.size:
+        row, at = map(int, wrong[0])
+        raise ValueError(
+            f"row {row} has blocks with the scales {shared[row, 0]} and {scales[row, at]}, but the model's first "
+            "projection has one for each row"
+        )
+    return shared
 
 
 def _ternary(
@@ -197,12 +234,14 @@ def _ternary(
     tensor: TensorInfo,
     scale: TensorInfo | None,
     layout: I2SLayout,
-    grouped: bool,
+    scales: Scales,
     factor: float = 1.0,
 ) -> TernaryWeight:
-    shape = (tensor.shape[0], tensor.shape[1])
+    """A ternary weight whose scales are shared as ``scales`` says, where the type has a scale for each block."""
+    shape = (prod(tensor.shape[:-1]), tensor.shape[-1])
     master = config.family.master_weights  # elsewhere a file of floats may not be a ternary model at all
-    group = BLOCKS[tensor.type][0] if grouped and tensor.type in BLOCK_TYPES else None
+    block = BLOCKS[tensor.type][0] if tensor.type in BLOCK_TYPES else 0
+    group = {"tensor": None, "row": shape[1], "block": block}[scales] if block else None
     try:
         check_ternary(tensor.type, shape, layout)
     except ValueError as error:
@@ -219,6 +258,8 @@ def _ternary(
     def load() -> TernaryData:
         try:
             data = load_ternary(tensor.type, shape, file.data(tensor), layout, master=master, grouped=group is not None)
+            if scales == "row" and group is not None:
+                data = data._replace(scale=_one_a_row(data.scale))
         except ValueError as error:
             raise file.error(f"{error}.", tensor=tensor.name) from None
         if factor == 1:

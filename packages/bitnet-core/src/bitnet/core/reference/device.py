@@ -12,6 +12,7 @@ import numpy.typing as npt
 
 from bitnet.core.errors import DeviceError, OutOfMemoryError
 from bitnet.core.hal import (
+    EXPERTS,
     IN_OUTPUT,
     KV_I8,
     LOGPROBS,
@@ -19,6 +20,7 @@ from bitnet.core.hal import (
     PENALTIES,
     STATES,
     TERNARY_TABLES,
+    WINDOWS,
     AddBias,
     Attention,
     Begun,
@@ -33,6 +35,7 @@ from bitnet.core.hal import (
     DeviceType,
     Embed,
     ExecutableStats,
+    ExpertMatmul,
     GatedQuant,
     GluNormQuant,
     HeaderWord,
@@ -44,6 +47,7 @@ from bitnet.core.hal import (
     Program,
     Quantize,
     RopeAppend,
+    Route,
     Sample,
     Step,
     TernaryData,
@@ -54,7 +58,7 @@ from bitnet.core.hal import (
 from bitnet.core.hal.check import loaded_dense, loaded_ternary
 from bitnet.core.hal.program import NUMPY_DTYPES
 from bitnet.core.hal.sampling import adjusted, choose, logprobs
-from bitnet.core.reference import ops, recurrent
+from bitnet.core.reference import experts, ops, recurrent
 from bitnet.core.reference.fields import Fields
 
 NUMPY_INFO = DeviceInfo(
@@ -64,7 +68,7 @@ NUMPY_INFO = DeviceInfo(
     description="numpy reference device",
     vendor="numpy",
     type=DeviceType.CPU,
-    features=(PENALTIES, LOGPROBS, TERNARY_TABLES, KV_I8, STATES),
+    features=(PENALTIES, LOGPROBS, TERNARY_TABLES, KV_I8, STATES, EXPERTS, WINDOWS),
     details={"numpy": np.__version__},
 )
 """``cpu:numpy``. Its memory is the host's; the size is not known here."""
@@ -87,6 +91,8 @@ _KERNELS: Mapping[type[Op], str] = {
     DeltaGates: "delta_gates_numpy",
     DeltaRule: "delta_rule_numpy",
     GatedQuant: "gated_quant_numpy",
+    Route: "route_numpy",
+    ExpertMatmul: "expert_matmul_numpy",
 }
 KERNELS = tuple(_KERNELS.values())
 """The kernel names that a backend opening these devices lists."""
@@ -164,10 +170,15 @@ class ReferenceExecutable(CheckedExecutable):
             self._scales = np.zeros(cache[:-1], np.float32) if kv.dtype == "i8" else None
         states = program.states.items()
         self._states = {name: np.zeros((spec.entries, *spec.shape), np.float32) for name, spec in states}
-        named = [op.weights for op in program.ops if isinstance(op, TernaryMatmul)]
-        codes = sum(self._ternary[name].codes.nbytes for names in named for name in names)
+        codes = 0
+        for op in program.ops:  # of experts, only those that a token chooses
+            if isinstance(op, TernaryMatmul | ExpertMatmul):
+                size = sum(self._ternary[name].codes.nbytes for name in op.weights)
+                chosen = self._tensors[op.ids].shape[1] if isinstance(op, ExpertMatmul) else 1
+                codes += size * chosen // (op.experts if isinstance(op, ExpertMatmul) else 1)
         others = [op.weight for op in program.ops if isinstance(op, NormQuant | GluNormQuant | NormRows | DenseMatmul)]
         others += [op.bias for op in program.ops if isinstance(op, AddBias)]
+        others += [op.router for op in program.ops if isinstance(op, Route)]
         self._weight_bytes = codes + sum(self._dense[name].nbytes for name in others if name in self._dense)
         self._weight_bytes += sum(sum(a.nbytes for a in self._ternary[n]) for n in others if n in self._ternary)
         self.used = (0 if kv is None else kv.bytes) + sum(t.nbytes for t in self._tensors.values())
@@ -223,7 +234,7 @@ class ReferenceExecutable(CheckedExecutable):
             y = ops.rms_norm(t[op.x][:m], None if op.weight is None else w[op.weight], op.eps)
             t[op.out][:m], t[op.scale][:m] = ops.absmax_int8(self._transformed(y, op.transform))
         elif isinstance(op, TernaryMatmul):
-            parts = [self._product(t[op.x][:m], t[op.scale][:m], name) for name in op.weights]
+            parts = [self._product(t[op.x][:m], t[op.scale][:m], name, self._ternary[name]) for name in op.weights]
             product = np.concatenate(parts, axis=1)
             t[op.out][:m] = t[op.out][:m] + product if op.add else product
         elif isinstance(op, RopeAppend):
@@ -231,9 +242,10 @@ class ReferenceExecutable(CheckedExecutable):
         elif isinstance(op, Attention):
             self._attention(op, step)
         elif isinstance(op, GluNormQuant):
-            y = ops.glu(t[op.gate_up][:m], op.activation)
+            y = ops.glu(t[op.gate_up][:m].reshape(m * op.parts, -1), op.activation, op.clamp)
             y = ops.rms_norm(y, None if op.weight is None else w[op.weight], op.eps)
-            t[op.out][:m], t[op.scale][:m] = ops.absmax_int8(self._transformed(y, op.transform))
+            codes, scale = ops.absmax_int8(self._transformed(y, op.transform))
+            t[op.out][:m], t[op.scale][:m] = codes.reshape(m, -1), scale.reshape(t[op.scale][:m].shape)
         elif isinstance(op, GatedQuant):
             t[op.out][:m], t[op.scale][:m] = ops.absmax_int8(self._transformed(self._gated(op, m), op.transform))
         elif isinstance(op, NormRows):
@@ -251,6 +263,11 @@ class ReferenceExecutable(CheckedExecutable):
             t[op.out][:m] = recurrent.delta_gates(y, w[op.alpha], w[op.beta], w[op.bias], w[op.rate])
         elif isinstance(op, CausalConv | DeltaRule):
             self._recur(op, step)
+        elif isinstance(op, Route):
+            y = ops.rms_norm(t[op.x][:m], w[op.weight], op.eps)
+            t[op.ids][:m], t[op.shares][:m] = experts.route(y, w[op.router], t[op.ids].shape[1])
+        elif isinstance(op, ExpertMatmul):
+            self._expert_matmul(op, m)
         elif isinstance(op, Sample):
             self._sample(op, step)
         elif isinstance(op, Quantize):
@@ -287,12 +304,29 @@ class ReferenceExecutable(CheckedExecutable):
                 results = recurrent.delta_rule(t[op.qkv][own], t[op.gates][own], before, heads, op.eps)
             t[op.out][own], state[seq.state_to] = results
 
-    def _product(self, x: ops.I8, scale: ops.F32, name: str) -> ops.F32:
+    def _product(self, x: ops.I8, scale: ops.F32, name: str, rows: TernaryData) -> ops.F32:
+        """The product with some rows of a ternary weight."""
         weight = self.program.weights[name]
         assert isinstance(weight, TernaryWeight)
         if weight.group is None:
-            return ops.ternary_matmul(x, scale, self._ternary[name])
-        return ops.group_matmul(x, scale, self._ternary[name], weight.group)
+            return ops.ternary_matmul(x, scale, rows)
+        return ops.group_matmul(x, scale, rows, weight.group)
+
+    def _expert_matmul(self, op: ExpertMatmul, m: int) -> None:
+        t, ids = self._tensors, self._tensors[op.ids][:m]
+        x, scale, top = t[op.x][:m], t[op.scale][:m], ids.shape[1]
+        if op.shares is None:
+            x, scale = x.repeat(top, axis=0), scale.repeat(top)
+
+        def product(x: ops.I8, scale: ops.F32, expert: int) -> ops.F32:
+            named = [(name, experts.expert_rows(self._ternary[name], op.experts, expert)) for name in op.weights]
+            return np.concatenate([self._product(x, scale, name, rows) for name, rows in named], axis=1)
+
+        parts = experts.expert_matmul(x.reshape(m, top, -1), scale.reshape(m, top), ids, product)
+        if op.shares is None:
+            t[op.out][:m] = parts.reshape(m, -1)
+        else:
+            t[op.out][:m] = t[op.out][:m] + experts.mixed(parts, t[op.shares][:m])
 
     def _rope_append(self, op: RopeAppend, step: Fields) -> None:
         m, heads, groups, d = step.tokens, op.heads, op.kv_heads, op.head_dim
@@ -329,7 +363,7 @@ class ReferenceExecutable(CheckedExecutable):
             if self._scales is not None:
                 cached = cached * self._scales[op.layer][:, blocks, ..., None]
             k, v = cached.reshape(2, -1, groups, d)[:, :length]
-            out = ops.attention(qkv[seq.begin : seq.end, : op.heads], k, v, seq.position)
+            out = ops.attention(qkv[seq.begin : seq.end, : op.heads], k, v, seq.position, op.window)
             self._tensors[op.out][seq.begin : seq.end] = out.reshape(-1, op.heads * d)
 
     def _sample(self, op: Sample, step: Fields) -> None:

@@ -48,9 +48,11 @@ def absmax_int8(y: F64) -> tuple[I8, F32]:
         return codes.astype(np.int8), (greatest / 127).astype(np.float32)
 
 
-def glu(gate_up: F32, activation: Literal["relu2", "silu"]) -> F64:
+def glu(gate_up: F32, activation: Literal["relu2", "silu"], clamp: float | None = None) -> F64:
     """``act(gate) · up``, ``[M, F]`` of ``gate_up[M, 2F]``."""
     gate, up = np.split(gate_up.astype(np.float64), 2, axis=-1)
+    if clamp is not None:
+        gate, up = np.minimum(gate, np.float32(clamp)), np.clip(up, -np.float32(clamp), np.float32(clamp))
     act = np.square(np.maximum(gate, 0)) if activation == "relu2" else gate / (1 + np.exp(-np.maximum(gate, -700)))
     product: F64 = act * up
     return product
@@ -130,9 +132,13 @@ def rotate(x: F32, cos: F32, sin: F32, style: Literal["neox", "interleaved"]) ->
     return out
 
 
-def attention(q: F32, k: npt.NDArray[np.floating], v: npt.NDArray[np.floating], first: int) -> F32:
+def attention(
+    q: F32, k: npt.NDArray[np.floating], v: npt.NDArray[np.floating], first: int, window: int | None = None
+) -> F32:
     """Causal attention of ``q[n, H, d]``, at positions from ``first`` on, over ``k`` and ``v`` ``[first + n, G, d]``;
-    shaped as ``q``."""
+    shaped as ``q``. Positions behind the first query's window may hold anything."""
+    hidden = 0 if window is None else max(0, first + 1 - window)
+    k, v, first = k[hidden:], v[hidden:], first - hidden
     n, heads, d = q.shape
     groups = k.shape[1]
     queries = q.astype(np.float64).reshape(n, groups, heads // groups, d).transpose(1, 2, 0, 3) / np.sqrt(d)
@@ -143,6 +149,8 @@ def attention(q: F32, k: npt.NDArray[np.floating], v: npt.NDArray[np.floating], 
         scores = queries[:, :, at : at + step] @ keys
         last = first + at + np.arange(scores.shape[2])
         scores[..., np.arange(len(k)) > last[:, None]] = -np.inf
+        if window is not None:
+            scores[..., np.arange(len(k)) <= last[:, None] - window] = -np.inf
         weights = np.exp(scores - scores.max(axis=-1, keepdims=True))
         out[:, :, at : at + step] = weights @ values / weights.sum(axis=-1, keepdims=True)
     rows: F32 = out.transpose(2, 0, 1, 3).reshape(n, heads, d).astype(np.float32)

@@ -135,6 +135,7 @@ class Paged:
         chunk: int,
         turning: bool = True,
         norms: bool = False,
+        window: int | None = None,
     ) -> None:
         self.rng, self.heads = rng, heads
         self.most = -(-length // heads.block) + 1
@@ -144,13 +145,13 @@ class Paged:
         self.norms = dict.fromkeys(("qn", "kn"), None) if not norms else {n: self._norm() for n in ("qn", "kn")}
         named = {"q_norm": "qn", "k_norm": "kn", "eps": EPS} if norms else {}
         rope = RopeAppend("qkv", 1, *shape, "cos", "sin", heads.style, **named)  # type: ignore[arg-type]
-        ops: list[Op] = [rope, Attention("qkv", "out", 1, *shape)]
+        ops: list[Op] = [rope, Attention("qkv", "out", 1, *shape, window)]
         specs = [tensor("qkv", "f32", "M", heads.columns), tensor("out", "f32", "M", heads.h * heads.d)]
         weights = {"cos": dense(self.cos), "sin": dense(self.sin)}
         weights |= {name: dense(norm) for name, norm in self.norms.items() if norm is not None}
         kv = KVSpec(2, heads.g, heads.d, blocks, heads.block, heads.dtype)
         self.rig = Rig(device, ops, specs, weights, limits=Limits(chunk, seqs, 1, self.most), kv=kv)
-        self.cache = oracle.Cache(heads.dtype, positions)
+        self.cache = oracle.Cache(heads.dtype, positions, window)
         order = rng.permutation(blocks).tolist()
         self.tables = [order[s * self.most : (s + 1) * self.most] for s in range(seqs)]
         self._fill_with_nan(order)

@@ -136,8 +136,8 @@ class Cache:
 
     rotation = 1e-6
 
-    def __init__(self, dtype: KVDtype, positions: int) -> None:
-        self._dtype, self._positions = dtype, positions
+    def __init__(self, dtype: KVDtype, positions: int, window: int | None = None) -> None:
+        self._dtype, self._positions, self._window = dtype, positions, window or positions
         self._held: dict[int, F64] = {}
         self._doubt: dict[int, F64] = {}
         self._prefix: dict[int, tuple[int, int]] = {}
@@ -173,16 +173,16 @@ class Cache:
         return exact.astype(NUMPY_DTYPES[self._dtype]).astype(np.float64), abs(up - down)
 
     def attend(self, sequence: int, position: int, q: Array) -> F64:
-        """Attention of ``q[H, d]`` at a position over all positions up to it: ``[H, d]``."""
-        _, values = self._held[sequence][:, : position + 1]
+        """Attention of ``q[H, d]`` at a position over all positions of its window up to it: ``[H, d]``."""
+        _, values = self._held[sequence][:, self._seen(position)]
         ratio = len(q) // values.shape[1]
         weights = self._weights(sequence, position, q)
         return np.stack([w @ values[:, head // ratio] for head, w in enumerate(weights)])
 
     def doubt(self, sequence: int, position: int, q: Array) -> F64:
         """How far a device's different roundings may move the result of :meth:`attend`, to first order."""
-        _, values = self._held[sequence][:, : position + 1]
-        (keys, other), ratio = self._doubt[sequence][:, : position + 1], len(q) // values.shape[1]
+        _, values = self._held[sequence][:, self._seen(position)]
+        (keys, other), ratio = self._doubt[sequence][:, self._seen(position)], len(q) // values.shape[1]
         moved = np.empty(q.shape)
         for head, weights in enumerate(self._weights(sequence, position, q)):
             group = head // ratio
@@ -191,8 +191,11 @@ class Cache:
             moved[head] += weights @ other[:, group]
         return moved
 
+    def _seen(self, position: int) -> slice:
+        return slice(max(0, position + 1 - self._window), position + 1)
+
     def _weights(self, sequence: int, position: int, q: Array) -> list[F64]:
-        keys, _ = self._held[sequence][:, : position + 1]
+        keys, _ = self._held[sequence][:, self._seen(position)]
         ratio = len(q) // keys.shape[1]
         scores = [keys[:, i // ratio] @ np.asarray(row, np.float64) / len(row) ** 0.5 for i, row in enumerate(q)]
         powers = [np.exp(row - row.max()) for row in scores]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from bitnet.core.testing.attention import AttentionTests
 from bitnet.core.testing.determinism import DeterminismTests
+from bitnet.core.testing.experts import ExpertTests
 from bitnet.core.testing.heads import HeadTests
 from bitnet.core.testing.int8_cache import Int8CacheTests
 from bitnet.core.testing.lifecycle import LifecycleTests
@@ -19,6 +20,7 @@ from bitnet.core.testing.starting import LookAheadTests, StartTests
 from bitnet.core.testing.tables import TableTests
 from bitnet.core.testing.transforms import TransformTests
 from bitnet.core.testing.whole_model import WholeModelTests
+from bitnet.core.testing.windows import WindowTests
 
 
 class ConformanceSuite(
@@ -28,7 +30,9 @@ class ConformanceSuite(
     RowwiseTests,
     RecurrentTests,
     TransformTests,
+    ExpertTests,
     AttentionTests,
+    WindowTests,
     Int8CacheTests,
     HeadTests,
     TableTests,

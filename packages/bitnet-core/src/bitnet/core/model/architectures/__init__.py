@@ -2,11 +2,20 @@
 
 from __future__ import annotations
 
-from bitnet.core.model.architectures import bitnet, llama, minicpm, olmo, qwen2, qwen3, qwen35
+from bitnet.core.model.architectures import bitnet, llama, maple, minicpm, olmo, qwen2, qwen3, qwen35
 from bitnet.core.model.architectures.base import ACTIVATIONS, Activation, Architecture, HFClass, RopeStyle
 from bitnet.core.model.architectures.refused import why_refused
 
-FAMILIES = (bitnet.FAMILY, llama.FAMILY, minicpm.FAMILY, olmo.FAMILY, qwen2.FAMILY, qwen3.FAMILY, qwen35.FAMILY)
+FAMILIES = (
+    bitnet.FAMILY,
+    llama.FAMILY,
+    maple.FAMILY,
+    minicpm.FAMILY,
+    olmo.FAMILY,
+    qwen2.FAMILY,
+    qwen3.FAMILY,
+    qwen35.FAMILY,
+)
 BY_GGUF_NAME = {name: family for family in FAMILIES for name in family.gguf_names}
 """Families by ``general.architecture``."""
 HF_CLASSES = {hf.name: hf for family in FAMILIES for hf in family.hf_classes}

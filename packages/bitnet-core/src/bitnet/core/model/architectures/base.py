@@ -54,6 +54,7 @@ class Architecture:
         ffn_norm: GGUF name of the norm before the feed-forward layer.
         recurrent: Whether some layers are recurrent (Gated DeltaNet).
         output_gate: Whether the attention's result is multiplied by a gate, whose rows are in ``attn_q``.
+        experts: Whether the feed-forward layers are mixtures of experts, and some layers attend to a window.
     """
 
     gguf_names: tuple[str, ...]
@@ -72,6 +73,12 @@ class Architecture:
     ffn_norm: str = "ffn_norm"
     recurrent: bool = False
     output_gate: bool = False
+    experts: bool = False
+
+    @property
+    def partly_rotated(self) -> bool:
+        """Whether heads may be rotated in part."""
+        return self.recurrent or self.experts
 
 
 LLAMA_DEFAULTS: Mapping[str, Any] = {
