@@ -2,7 +2,8 @@
 // key/value head (at most LANES), so that these read each key and value once, in chunks of positions with a running maximum
 // (Milakov and Gimelshein 2018). The keys and values of the next chunk are asked for as soon as their registers are free.
 // KEYS: quads of a position's key that an invocation takes. VALUES: positions whose values it takes, and EACH: quads of these.
-// ROPE: the token is the only one of its step; q is rotated here, k too, and the new k and v are put in the cache here.
+// ROPE: no other token of the step reads this one's k and v; q is rotated here, k too, and the new k and v are put in the cache here.
+// ONE: the token is the only one of its step.
 // SPLIT: a workgroup takes SHARE of the positions, one of SPLITS parts; the reader of the parts, or attention_merge, merges them:
 // out[m, head, split] is DIM sums, then their maximum and their total.
 struct Args { token_seq: i32, seq_begin: i32, seq_len: i32, block_table: i32, max_blocks: i32, heads: i32, kv_heads: i32 }
@@ -134,7 +135,7 @@ fn attention(g: Group) {
     let first_head = g.id.y * HEADS;
     let ratio = heads / kv_heads;
     let kv_head = first_head / ratio;
-#if ROPE
+#if ONE
     let sequence = 0;
     let position = u32(step[args.seq_len] - 1);
 #else

@@ -86,6 +86,15 @@ fn weights_of(codes: vec4<u32>, plane: u32) -> vec4<u32> {
     return ((pairs | vec4(0x80808080u)) - vec4(0x01010101u)) ^ vec4(0x80808080u);
 }
 
+// Sixteen codes, w + 1 in two bits, as two's complement of w. A plane of them at the top of its bytes counts 64-fold, which UNFOLD undoes.
+fn signed_codes(codes: vec4<u32>) -> vec4<u32> {
+    return (~codes & vec4(0x55555555u)) | (~(codes | (codes << vec4(1u))) & vec4(0xAAAAAAAAu));
+}
+
+fn plane_of(weights: vec4<u32>, plane: u32) -> vec4<u32> { return (weights << vec4(2u * plane)) & vec4(0xC0C0C0C0u); }
+
+const UNFOLD = 0.015625;
+
 // sum + a . b, each product fused into the sum.
 fn fused_dot(a: vec4<f32>, b: vec4<f32>, sum: f32) -> f32 { return fma(a.w, b.w, fma(a.z, b.z, fma(a.y, b.y, fma(a.x, b.x, sum)))); }
 
@@ -105,6 +114,9 @@ fn rounded(value: f32, zero: u32) -> f32 { return bitcast<f32>(bitcast<u32>(valu
 
 // f32(sum) * (a * b), each product rounded once, and so is a sum that follows.
 fn scaled(sum: i32, a: f32, b: f32, zero: u32) -> f32 { return rounded(f32(sum) * rounded(a * b, zero), zero); }
+
+// A sum that began at 0. Nothing keeps a device from dropping that 0: -0 terms alone would leave -0.
+fn from_zero(sum: f32) -> f32 { return bitcast<f32>(select(bitcast<u32>(sum), 0u, bitcast<u32>(sum) == 0x80000000u)); }
 
 // Four floats to four bytes.
 fn quantised(y: vec4<f32>) -> u32 {

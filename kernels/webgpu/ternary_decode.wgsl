@@ -1,74 +1,12 @@
-// A ternary product of one token whose activations are quantised here: RMSNorm (where NORM), absmax int8, then the product as in
-// ternary_matmul. Every workgroup quantises the row for itself, which costs less than a launch. LANES invocations share a row of
-// W. MERGE: x is the SPLITS parts of attention's heads of 4 * HEAD_QUADS, as attention leaves them.
-// HELD: quads of x that an invocation quantises. EARLY: vec4s of a row that it asks for before the norm.
-// GLU: rows n and n + N / 2 are a gate and its up; out[n] is the gate's activation times up.
-struct Args { rows: u32, eps: f32 }
-@group(0) @binding(0) var<storage, read> x: array<vec4<f32>>;
-@group(0) @binding(1) var<storage, read> norm: array<vec4<f32>>;
+// A ternary product of one token whose activations are quantised here, then the product as in ternary_matmul. LANES invocations share a
+// row of W. EARLY: vec4s of a row that one of them asks for before the norm.
+#include "ternary_input.wgsl"
 @group(0) @binding(2) var<storage, read> codes: array<vec4<u32>>;
 @group(0) @binding(3) var<storage, read> w_scale: array<f32>;
 @group(0) @binding(4) var<storage, read_write> out: array<f32>;
 @group(0) @binding(5) var<uniform> args: Args;
 
-const QUADS = u32(COLS / 4);
-const VECS = u32((COLS + 127) / 128 * 2);
-const PLANE = VECS + 2u;                        // stride of a plane in workgroup memory, which keeps the planes in different banks
-const ROWS = u32(WG / LANES);
-const STRIDE = u32(LANES);
-// Planes one after the other, so that neighbouring invocations read neighbouring words.
-var<workgroup> quants: array<vec4<u32>, 4u * PLANE>;
 var<workgroup> parts: array<array<i32, WG>, 2>;
-
-#if MERGE
-const PART = u32(HEAD_QUADS + 1);
-var<workgroup> factors: array<f32, QUADS / u32(HEAD_QUADS) * u32(SPLITS)>;
-
-// Weight of each part of a head's attention: its share of the sum of weights, relative to the greatest maximum.
-fn find_factors(g: Group) {
-    for (var i = g.lane; i < QUADS / u32(HEAD_QUADS) * u32(SPLITS); i += u32(WG)) {
-        let first = i / u32(SPLITS) * u32(SPLITS);
-        var largest = LOWEST;
-#repeat s SPLITS
-        largest = max(largest, x[(first + s) * PART + u32(HEAD_QUADS)].x);
-#end
-        var total = 0.0;
-#repeat s SPLITS
-        let part = x[(first + s) * PART + u32(HEAD_QUADS)];
-        total += exp(part.x - largest) * part.y;
-#end
-        factors[i] = exp(x[i * PART + u32(HEAD_QUADS)].x - largest) / total;
-    }
-    workgroupBarrier();
-}
-
-fn input(i: u32) -> vec4<f32> {
-    let first = i / u32(HEAD_QUADS) * u32(SPLITS);
-    var sum = vec4(0.0);
-#repeat s SPLITS
-    sum += factors[first + s] * x[(first + s) * PART + i % u32(HEAD_QUADS)];
-#end
-    return sum;
-}
-#else
-fn find_factors(g: Group) {}
-
-fn input(i: u32) -> vec4<f32> { return x[i]; }
-#endif
-
-fn weighted(value: vec4<f32>, i: u32) -> vec4<f32> {
-#if NORM
-    return value * norm[i];
-#else
-    return value;
-#endif
-}
-
-// Stores the bytes of activations 4 i … 4 i + 3. Sixteen activations are half h % 2 of plane h / 2 % 4 of block h / 8.
-fn keep(i: u32, word: u32) {
-    let h = i / 4u;
-    quants[(h / 2u % 4u) * PLANE + 2u * (h / 8u) + h % 2u][i % 4u] = word;
-}
 
 // The products of the codes of vec4 v of a row, and (GLU) of its up, with the activations. Codes are weights + 1.
 fn products(word: vec4<u32>, word_up: vec4<u32>, v: u32) -> vec2<i32> {
@@ -111,38 +49,9 @@ fn ternary_decode(g: Group) {
     let before = out[to];
 #endif
 
-    find_factors(g);
-    var held: array<vec4<f32>, HELD>;
-    var found = vec2(0.0);
-#repeat j HELD
-    let i = g.lane + j * u32(WG);
-    let near = min(i, QUADS - 1u);
-    let value = input(near);
-    held[j] = weighted(value, near);
-    // A repeated quad is not squared twice.
-    found = vec2(found.x + select(0.0, dot(value, value), i < QUADS), max(found.y, magnitude(held[j])));
-#end
-    found = group_sum_max(g, found);
-#if NORM
-    let inverse = 1.0 / sqrt(found.x / f32(COLS) + args.eps);
-#else
-    let inverse = 1.0;
-#endif
-    let largest = max(found.y * inverse, QUANT_FLOOR);
-    let factor = inverse * quant_factor(largest);
-    var sum_of_x = 0;
-#repeat j HELD
-    let i = g.lane + j * u32(WG);
-    if (i < QUADS) {
-        let word = quantised(held[j] * factor);
-        sum_of_x += dot4(word, 0x01010101u);
-        keep(i, word);
-    }
-#end
-    for (var i = QUADS + g.lane; i < 16u * VECS; i += u32(WG)) { keep(i, 0u); }
+    let taken = take_x(g);
     // The sum that the codes' offset adds: below 2^24, as are its parts, so exact. Its barriers publish the bytes.
-    let extra = i32(group_sum(g, f32(sum_of_x)));
-
+    let extra = i32(group_sum(g, f32(taken.sum)));
     var sums = vec2(0);
 #repeat j EARLY
     if (lane + j * STRIDE < VECS) { sums += products(early[j], early_up[j], lane + j * STRIDE); }
@@ -160,19 +69,18 @@ fn ternary_decode(g: Group) {
 #endif
     workgroupBarrier();
     if (g.lane < ROWS && n0 + g.lane < args.rows) {
-        let scale = quant_scale(largest);
         let zero = args.rows >> 31u;
         var total = -extra;
 #repeat i LANES
         total += parts[0][i * ROWS + g.lane];
 #end
-        let value = scaled(total, scale, unit, zero);
+        let value = scaled(total, taken.scale, unit, zero);
 #if GLU
         var total_up = -extra;
 #repeat i LANES
         total_up += parts[1][i * ROWS + g.lane];
 #end
-        out[to] = activation(vec4(value)).x * scaled(total_up, scale, unit_up, zero);
+        out[to] = activation(vec4(value)).x * scaled(total_up, taken.scale, unit_up, zero);
 #else
 #if ADD
         out[to] = before + value;

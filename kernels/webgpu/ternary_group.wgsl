@@ -42,11 +42,9 @@ fn term(sum: i32, n: u32, s: u32) -> f32 {
 
 fn added(a: f32, b: f32) -> f32 { return rounded(a + b, args.rows >> 31u); }
 
-// Nothing keeps a device from dropping the 0 that sums begin with: -0 terms alone would leave -0.
 fn store(m: u32, n: u32, sum: f32) {
     let to = m * args.total + args.first + n;
-    let bits = bitcast<u32>(sum);
-    let value = rounded(bitcast<f32>(select(bits, 0u, bits == 0x80000000u)) * scale[m], args.rows >> 31u);
+    let value = rounded(from_zero(sum) * scale[m], args.rows >> 31u);
 #if ADD
     out[to] += value;
 #else

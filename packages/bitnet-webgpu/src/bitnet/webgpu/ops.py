@@ -12,26 +12,23 @@ from dataclasses import replace
 import numpy as np
 
 from bitnet.core.gpu import Arg, Bucket, Buffer, Context, Dispatch, Launch, Lowering, launch, variants
-from bitnet.core.gpu.drivers.windows import MAX_GROUPS, in_two, row_windows
+from bitnet.core.gpu.drivers.windows import in_two, row_windows
 from bitnet.core.gpu.fusions import NormHead, RopeAttention, RopeAttentionProduct
 from bitnet.core.gpu.ops import RowOps, attention_inputs, ceil_div, kv_defines, positions, power_of_two, rope_defines
 from bitnet.core.gpu.ops.group_products import in_parts
-from bitnet.core.gpu.ops.products import NORM, ProductInput, fused_products, normed, product_defines
+from bitnet.core.gpu.ops.products import NORM, fused_products, normed
+from bitnet.core.gpu.ops.scaled import head_norms, norms_heads
+from bitnet.core.gpu.ops.variants import GroupScaledMatmul, NormedRope
 from bitnet.core.hal import Attention, DenseMatmul, Embed, NormRows, RopeAppend, Sample, TernaryMatmul
 from bitnet.webgpu.device import ALIGNMENT
+from bitnet.webgpu.products import Products
 
 GROUP = 256
 """Invocations of a workgroup, unless a kernel has its own number: what every WebGPU device allows."""
-DECODE_GROUP = 256
-GEMV_TOKENS = 8
-"""Steps with more tokens than this use the tiled product."""
-GEMV_LANES = 16
-GEMV_EACH = 2
-"""Rows that :data:`GEMV_LANES` invocations share in a product of few tokens."""
-TILED_GROUPS = 200
-"""Workgroups of the tiled product that keep a large GPU busy."""
+DENSE_ROWS = 8
+"""Steps with more rows that need logits than this use the tiled head."""
 TILE_SIDE = 16
-"""Invocations along each side of a tile of the tiled product."""
+"""Invocations along each side of a tile of the tiled head and attention."""
 DENSE_LANES = 32
 """Invocations that share rows of a dense product."""
 DENSE_EACH = 4
@@ -62,9 +59,8 @@ PREFILL_PER_ROW = 4
 """Minimum tokens of a step, and per row that needs logits, for the tiled attention to be faster."""
 ATTENTION_SHARED = 5 * 1024
 """Bytes of workgroup memory that attention uses besides those of its heads."""
-DECODE_SHARED = 5 * 1024
 DENSE_SHARED = 6 * 1024
-"""Bytes of workgroup memory that ternary_decode and dense_matmul use besides those of their row."""
+"""Bytes of workgroup memory that dense_matmul uses besides those of its row."""
 
 
 class WebGPUOps:
@@ -75,20 +71,24 @@ class WebGPUOps:
         self._shared = limits["max-compute-workgroup-storage-size"]
         most = min(limits["max-compute-invocations-per-workgroup"], limits["max-compute-workgroup-size-x"])
         group = power_of_two(min(SAMPLE_GROUP, most))  # a limit need be no power of two
-        rows = RowOps(group=GROUP)
+        self._rows = RowOps(group=GROUP)
+        self._products = Products(self._windows, self._shared, self._binding)
         self._table: Dispatch = {
-            **rows.table(),
-            **variants(rows),
+            **self._rows.table(),
+            **variants(self._rows),
             Embed: self.embed,
-            TernaryMatmul: self.ternary_matmul,
             **in_parts(self._windows),
+            TernaryMatmul: self._products.ternary_matmul,
+            GroupScaledMatmul: self._products.ternary_matmul,
+            RopeAppend: self.rope_append,
+            NormedRope: self.rope_append,
             DenseMatmul: self.dense_matmul,
             Attention: self.attention,
             Sample: RowOps(group=group).sample,
             NormHead: self._norm_head,
             RopeAttentionProduct: self._rope_attention_product,
             RopeAttention: self._rope_attention,
-            **fused_products(self._decode, self._quantises),
+            **fused_products(self._products.decode, self._quantises),
         }
 
     def lowering(self) -> Lowering:
@@ -105,31 +105,12 @@ class WebGPUOps:
             made.append(launch("embed", grid, GROUP, args, defines))
         return made
 
-    def ternary_matmul(self, ctx: Context, op: TernaryMatmul, bucket: Bucket) -> list[Launch]:
-        """A product of few tokens reads each weight once; one of many goes by tiles."""
-        w = ctx.ternary(op.weights)
-        defines = {"ALIGNED": int(w.cols % 128 == 0), "ADD": int(op.add)}
-        x = ctx.tensors[op.x], ctx.tensors[op.scale]
-        launches = []
-        for codes, first, rows in self._windows(w.codes, w.rows):
-            if bucket.tokens <= GEMV_TOKENS:
-                entry, more = "ternary_gemv", {"LANES": GEMV_LANES, "EACH": GEMV_EACH, "TOKENS": bucket.tokens}
-                more["LOADS"] = ceil_div(bucket.tokens * 4 * GEMV_LANES, GROUP)
-                grid = (*in_two(ceil_div(rows, GROUP // GEMV_LANES * GEMV_EACH)), 1)
-            else:
-                each_m, each_n = _tile(bucket.tokens, rows)
-                steps = 2 if each_n == 4 else 1  # so that either way workgroup memory holds it on every device
-                entry, more = "ternary_gemm", {"EACH_M": each_m, "EACH_N": each_n, "STEPS": steps}
-                more |= {"X_LOADS": ceil_div(4 * steps * each_m, TILE_SIDE), "PLANES": steps * each_n // 4}
-                grid = (ceil_div(rows, TILE_SIDE * each_n), ceil_div(bucket.tokens, TILE_SIDE * each_m), 1)
-            sizes = (np.uint32(n) for n in (w.cols, rows, first, w.rows))
-            args: tuple[Arg, ...] = (ctx.step, *x, codes, w.scales, ctx.tensors[op.out], *sizes)
-            launches.append(launch(entry, grid, GROUP, args, defines | more))
-        return launches
+    def rope_append(self, ctx: Context, op: RopeAppend, bucket: Bucket) -> list[Launch]:
+        return [*_head_norms(ctx, op, bucket), *self._rows.rope_append(ctx, op, bucket)]
 
     def dense_matmul(self, ctx: Context, op: DenseMatmul, bucket: Bucket) -> list[Launch]:
         """A product of few rows reads each weight once; one of many goes by tiles."""
-        if bucket.rows <= GEMV_TOKENS:
+        if bucket.rows <= DENSE_ROWS:
             return self._dense(ctx, op, bucket, None)
         weight = ctx.dense(op.weight)
         rows, cols = weight.shape
@@ -146,17 +127,11 @@ class WebGPUOps:
 
     def attention(self, ctx: Context, op: Attention, bucket: Bucket) -> list[Launch]:
         """Prompts are tiled if the tiles fit workgroup memory; otherwise tokens are processed one by one."""
+        depth = self._tile_depth(op, bucket)
+        if not depth:
+            return self._attention(ctx, op, bucket, None)
         defines, team = kv_defines(ctx, op), self._team(op)
         rows, quads = TILE_SIDE * ATTENTION_EACH, op.head_dim // 4
-        fixed = 16 * rows * (ATTENTION_KEYS // 4 + 1) + 4 * (ATTENTION_KEYS + GROUP + rows)
-
-        def fits(depth: int) -> bool:
-            tile = depth * max(rows + ATTENTION_KEYS + 4, 4 * quads)
-            return 16 * tile + fixed <= self._shared
-
-        depth = next(filter(fits, ATTENTION_DEPTHS), 0)
-        if not depth or bucket.tokens < max(PREFILL_TOKENS, PREFILL_PER_ROW * bucket.rows):
-            return self._attention(ctx, op, bucket, None)
         parts = TILE_SIDE // ATTENTION_EACH
         defines |= {"TEAM": team, "EACH": ATTENTION_EACH, "DEPTH": depth, "STAGE": 4 * depth}
         defines |= {"EACH_D": ceil_div(quads, TILE_SIDE), "PARTS": parts, "EACH_P": ATTENTION_KEYS // 4 // parts}
@@ -169,6 +144,18 @@ class WebGPUOps:
         grid = (ceil_div(bucket.tokens, rows // team), op.heads // team, 1)
         return [launch("attention_prefill", grid, GROUP, args, defines)]
 
+    def _tile_depth(self, op: Attention, bucket: Bucket) -> int:
+        """Quads of dimensions in workgroup memory at a time in tiled attention; 0: the step is not for it."""
+        rows, quads = TILE_SIDE * ATTENTION_EACH, op.head_dim // 4
+        fixed = 16 * rows * (ATTENTION_KEYS // 4 + 1) + 4 * (ATTENTION_KEYS + GROUP + rows)
+
+        def fits(depth: int) -> bool:
+            tile = depth * max(rows + ATTENTION_KEYS + 4, 4 * quads)
+            return 16 * tile + fixed <= self._shared
+
+        many = bucket.tokens >= max(PREFILL_TOKENS, PREFILL_PER_ROW * bucket.rows)
+        return next(filter(fits, ATTENTION_DEPTHS), 0) if many else 0
+
     def _windows(self, matrix: Buffer, rows: int) -> Iterator[tuple[Buffer, int, int]]:
         """A matrix as parts that can be bound: the part, its first row, its rows."""
         return row_windows(matrix, rows, matrix.nbytes // rows, largest=self._binding, alignment=ALIGNMENT)
@@ -178,53 +165,34 @@ class WebGPUOps:
         return self._dense(ctx, group.dense, bucket, group.norm) if able else None
 
     def _rope_attention_product(self, ctx: Context, group: RopeAttentionProduct, bucket: Bucket) -> list[Launch] | None:
+        """For one token, the product merges the parts of attention; for more, the quantisation before it does."""
         op, product, splits = group.attention, group.product, self._splits(group.attention, bucket)
-        if bucket.tokens > 1 or splits > MERGED_SPLITS or not self._decodes(ctx, product, op.heads * MERGED_SPLITS):
+        if splits > MERGED_SPLITS or not bucket.apart or self._tile_depth(op, bucket):
+            return None
+        one = bucket.tokens == 1
+        if not (self._products.decodes(ctx, product, op.heads * MERGED_SPLITS) if one else splits > 1):
             return None
         parts, out = self._parts(ctx, op, bucket, splits), ctx.tensors[product.out]
+        attention = self._attention(ctx, op, bucket, group.rope, parts)
         source = replace(normed(ctx, group.norm), x=parts)
-        merged = self._decode(ctx, product, bucket, source, out, splits=splits, head_dim=op.head_dim)
-        return [*self._attention(ctx, op, bucket, group.rope, parts), merged]
+        if one:
+            merged = self._products.decode(ctx, product, bucket, source, out, splits=splits, head_dim=op.head_dim)
+            return [*attention, merged]
+        columns = op.heads * op.head_dim
+        defines = {"COLS": columns, "NORM": int(source.kind == NORM), "HELD": ceil_div(columns // 4, GROUP)}
+        defines |= {"MERGE": 1, "SPLITS": splits, "HEAD_QUADS": op.head_dim // 4}
+        norm = ctx.tensors[group.norm.out], ctx.tensors[group.norm.scale]
+        args = (ctx.step, parts, source.gain(ctx), *norm, np.float32(source.eps))
+        merged = launch("merge_quant", (bucket.tokens, 1, 1), GROUP, args, defines)
+        return [*attention, merged, *self._products.ternary_matmul(ctx, product, bucket)]
 
     def _rope_attention(self, ctx: Context, group: RopeAttention, bucket: Bucket) -> list[Launch] | None:
-        return self._attention(ctx, group.attention, bucket, group.rope) if bucket.tokens == 1 else None
+        if self._tile_depth(group.attention, bucket):
+            return None
+        return self._attention(ctx, group.attention, bucket, group.rope)
 
     def _quantises(self, ctx: Context, op: TernaryMatmul, bucket: Bucket) -> bool:
-        return bucket.tokens == 1 and self._decodes(ctx, op)
-
-    def _decodes(self, ctx: Context, op: TernaryMatmul, factors: int = 0) -> bool:
-        """Whether ternary_decode can do a product: row and factors fit workgroup memory, its weights a binding."""
-        w = ctx.ternary(op.weights)
-        groups = ceil_div(w.rows, DECODE_GROUP // _lanes(w.row_bytes))
-        fits = 4 * (w.row_bytes + factors) + DECODE_SHARED <= self._shared and w.codes.nbytes <= self._binding
-        return fits and groups < MAX_GROUPS
-
-    def _decode(
-        self,
-        ctx: Context,
-        op: TernaryMatmul,
-        bucket: Bucket,
-        source: ProductInput,
-        out: Buffer,
-        *,
-        activation: str = "",
-        splits: int = 1,
-        head_dim: int = 4,
-    ) -> Launch:
-        w = ctx.ternary(op.weights)
-        rows, lanes = w.rows // (2 if activation else 1), _lanes(w.row_bytes)
-        defines = {
-            "COLS": w.cols,
-            "LANES": lanes,
-            "NORM": int(source.kind == NORM),
-            **product_defines(op, activation),
-            "HELD": ceil_div(w.cols // 4, DECODE_GROUP),
-            "EARLY": min(ceil_div(w.row_bytes // 16, lanes), 8),
-        }
-        if splits > 1:
-            defines |= {"MERGE": 1, "SPLITS": splits, "HEAD_QUADS": head_dim // 4}
-        args = (source.x, source.gain(ctx), w.codes, w.scales, out, np.uint32(rows), np.float32(source.eps))
-        return launch("ternary_decode", (ceil_div(rows, DECODE_GROUP // lanes), 1, 1), DECODE_GROUP, args, defines)
+        return bucket.tokens == 1 and self._products.decodes(ctx, op)
 
     def _norms(self, ctx: Context, op: DenseMatmul) -> bool:
         """Whether dense_matmul can norm its row: in f32 it fits workgroup memory."""
@@ -233,7 +201,7 @@ class WebGPUOps:
     def _dense(self, ctx: Context, op: DenseMatmul, bucket: Bucket, norm: NormRows | None) -> list[Launch]:
         weight = ctx.dense(op.weight)
         rows, cols = weight.shape
-        tokens = min(bucket.rows, GEMV_TOKENS)
+        tokens = min(bucket.rows, DENSE_ROWS)
         f16 = weight.dtype == "f16"
         defines = {
             "WEIGHT_F16": int(f16),
@@ -280,11 +248,12 @@ class WebGPUOps:
         self, ctx: Context, op: Attention, bucket: Bucket, rope: RopeAppend | None, unmerged: Buffer | None = None
     ) -> list[Launch]:
         """Its launches; those of a fused program leave the merging of parts to the reader of ``unmerged``."""
+        norms = _head_norms(ctx, rope, bucket) if rope else []
         defines, splits, team = kv_defines(ctx, op), self._splits(op, bucket), self._team(op)
         parts = unmerged or self._parts(ctx, op, bucket, splits)
         share = ceil_div(ceil_div(bucket.context, SPLIT_CONTEXT), splits) * SPLIT_CONTEXT
         defines |= {"TEAM": team, "SPLITS": splits, "SHARE": share, "SPLIT": int(splits > 1)}
-        defines |= rope_defines(rope)
+        defines |= {**rope_defines(rope), "ONE": int(rope is not None and bucket.tokens == 1)}
         quads, chunk = op.head_dim // 4, GROUP // 4
         columns = min(quads, GROUP)
         defines |= {
@@ -295,7 +264,7 @@ class WebGPUOps:
         sizes = np.int32(op.heads), np.int32(op.kv_heads)
         step, *fields = positions(ctx)
         args = (step, *attention_inputs(ctx, op, rope, ctx.step), parts, *fields, *sizes)
-        launches = [launch("attention", (bucket.tokens, op.heads // team, splits), GROUP, args, defines)]
+        launches = [*norms, launch("attention", (bucket.tokens, op.heads // team, splits), GROUP, args, defines)]
         if splits > 1 and unmerged is None:
             sizes_of = {"DIM": op.head_dim, "SPLITS": splits}
             given = (ctx.step, parts, ctx.tensors[op.out], np.uint32(op.heads))
@@ -303,18 +272,6 @@ class WebGPUOps:
         return launches
 
 
-def _lanes(row_bytes: int) -> int:
-    """Invocations that share a row of ternary_decode: each has about three vec4s of it, all asked for at once."""
-    lanes = 8
-    while lanes < 32 and row_bytes > 64 * lanes:
-        lanes *= 2
-    return lanes
-
-
-def _tile(tokens: int, rows: int) -> tuple[int, int]:
-    """Tokens and rows of an invocation of the tiled product: as many as leave workgroups enough for a large GPU."""
-    for each_m, each_n in ((4, 8), (4, 4)):
-        groups = ceil_div(rows, TILE_SIDE * each_n) * ceil_div(tokens, TILE_SIDE * each_m)
-        if TILE_SIDE * each_m <= tokens and groups >= TILED_GROUPS:
-            return each_m, each_n
-    return (2 if tokens > TILE_SIDE else 1), 4
+def _head_norms(ctx: Context, op: RopeAppend, bucket: Bucket) -> list[Launch]:
+    """The norms of heads that come before a rotation, if the model has them."""
+    return head_norms(ctx, op, bucket) if norms_heads(op) else []

@@ -14,7 +14,7 @@ from bitnet.core.gpu.context import Bucket, Context, Dispatch
 from bitnet.core.gpu.drivers.interface import Arg, Launch, launch
 from bitnet.core.gpu.drivers.windows import Windows, in_two
 from bitnet.core.gpu.ops.rows import ceil_div, next_power_of_two, power_of_two
-from bitnet.core.gpu.ops.scaled import BLOCK
+from bitnet.core.gpu.ops.scaled import group_layout
 from bitnet.core.gpu.ops.tables import WindowedTables
 from bitnet.core.gpu.ops.variants import GroupScaledMatmul, TernaryTable
 from bitnet.core.gpu.weights import TernaryBuffer
@@ -79,9 +79,8 @@ def group_defines(w: TernaryBuffer) -> dict[str, int]:
     """What all these kernels are compiled for: the row, its groups, how many of them a block of 128 columns has, and
     the bit pairs of a group."""
     assert w.group is not None
-    count = w.cols // w.group
-    each = max(BLOCK // w.group, 1) if count > 1 else 1
-    return {"COLS": w.cols, "GROUP": w.group, "EACH": each, "PLANES": 4 // each}
+    layout = group_layout(w)
+    return {"COLS": w.cols, "GROUP": w.group, "EACH": layout.sets, "PLANES": layout.planes}
 
 
 def _few(w: TernaryBuffer, each: int, tokens: int) -> dict[str, int]:

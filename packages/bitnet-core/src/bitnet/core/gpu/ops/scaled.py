@@ -6,12 +6,14 @@ Each backend has kernels with these names and arguments. They are never part of 
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 
 import numpy as np
 
 from bitnet.core.gpu.context import Bucket, Context
 from bitnet.core.gpu.drivers.interface import Buffer, KernelSpec, Launch
 from bitnet.core.gpu.ops.rows import ROPE_GROUP, ceil_div, next_power_of_two, power_of_two
+from bitnet.core.gpu.weights import TernaryBuffer
 from bitnet.core.hal import Op, Program, RopeAppend, TernaryMatmul, TernaryWeight
 
 BLOCK = 128
@@ -24,6 +26,28 @@ MAX_TOKENS = 8
 """Tokens that a work-item multiplies its codes with."""
 TERMS = 4096
 """Terms of groups held by a work-group: 16 KiB of the 32 KiB that every GPU API supports."""
+
+
+@dataclass(frozen=True, slots=True)
+class GroupLayout:
+    """How the groups of a row lie in its blocks of 128 columns.
+
+    A kernel multiplies a unit of columns at a time: a block of ``sets`` groups, of ``planes`` bit pairs each, or one
+    group of ``blocks`` blocks. A row has ``count`` groups; its last block may be filled in part.
+    """
+
+    count: int
+    sets: int
+    planes: int
+    blocks: int
+
+
+def group_layout(w: TernaryBuffer) -> GroupLayout:
+    """The layout of a weight that has scales of groups, for the lowering of every family."""
+    assert w.group is not None
+    count = w.cols // w.group
+    sets = max(BLOCK // w.group, 1) if count > 1 else 1
+    return GroupLayout(count, sets, 4 // sets, ceil_div(w.group, BLOCK))
 
 
 def in_groups(program: Program, op: Op) -> bool:
@@ -50,8 +74,8 @@ def group_product(ctx: Context, op: TernaryMatmul, bucket: Bucket) -> list[Launc
     """``ternary_matmul`` by kernels that store the terms of a row's groups, then add them in order."""
     w = ctx.ternary(op.weights)
     assert w.group is not None
-    count = w.cols // w.group
-    groups = max(BLOCK // w.group, 1) if count > 1 else 1  # groups that a work-item multiplies at a time
+    layout = group_layout(w)
+    count, groups = layout.count, layout.sets
     lanes = min(next_power_of_two(ceil_div(count, groups)), LANES)
     while lanes < GROUP and GROUP // lanes * count > TERMS:
         lanes *= 2
