@@ -4,10 +4,17 @@ const ROW = u32(ROW_BYTES / 4);     // words of a row
 const COUNT = u32(COLS / GROUP);    // groups of a row
 const QUADS = u32(COLS / 4);
 
-// Four weights, from column k on, of a row and its word of codes.
-fn weights_at(row: u32, word: u32, k: u32) -> vec4<f32> {
-    let pairs = (word >> (6u - k % 128u / 32u * 2u)) & 0x03030303u;
-    let codes = (vec4(pairs) >> vec4(0u, 8u, 16u, 24u)) & vec4(3u);
+// Four codes, from column k on, of a word of codes, as floats less 1. They become halves from 1,024 on, which are floats without the
+// conversion of an integer.
+fn signs_at(word: u32, k: u32) -> vec4<f32> {
+    let pairs = word >> (6u - k % 128u / 32u * 2u);
+    let even = unpack2x16float((pairs & 0x00030003u) | 0x64006400u);
+    let odd = unpack2x16float(((pairs >> 8u) & 0x00030003u) | 0x64006400u);
+    return vec4(even.x, odd.x, even.y, odd.y) - 1025.0;
+}
+
+// The scale of column k of a row.
+fn unit_at(row: u32, k: u32) -> f32 {
     let at = (args.first + row) * COUNT + k / u32(GROUP);
-    return (vec4<f32>(codes) - 1.0) * unpack2x16float(w_scale[at / 2u])[at % 2u];
+    return unpack2x16float(w_scale[at / 2u])[at % 2u];
 }

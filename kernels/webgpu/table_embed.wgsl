@@ -14,6 +14,6 @@ fn table_embed(@builtin(workgroup_id) id: vec3<u32>, @builtin(local_invocation_i
     if (row >= args.rows) { return; }
     for (var i = lane; i < QUADS; i += u32(WG)) {
         let k = 4u * i;
-        out[id.x * QUADS + i] = weights_at(row, codes[row * ROW + k / 128u * 8u + k % 32u / 4u], k);
+        out[id.x * QUADS + i] = signs_at(codes[row * ROW + k / 128u * 8u + k % 32u / 4u], k) * unit_at(row, k);
     }
 }

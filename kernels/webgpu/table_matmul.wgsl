@@ -34,13 +34,15 @@ fn table_matmul(
         let k = i / 8u * 128u + pair * 32u + i % 8u * 4u;
         if (k < u32(COLS)) {
             var w: array<vec4<f32>, EACH>;
+            var units: array<f32, EACH>;
 #repeat e EACH
-            w[e] = weights_at(min(own + e, args.rows - 1u), words[e], k);
+            w[e] = signs_at(words[e], k);
+            units[e] = unit_at(min(own + e, args.rows - 1u), k);
 #end
 #repeat t TOKENS
             let v = x[min(t0 + t, count - 1u) * QUADS + k / 4u];
 #repeat e EACH
-            sums[e * u32(TOKENS) + t] += dot(w[e], v);
+            sums[e * u32(TOKENS) + t] += units[e] * dot(w[e], v);
 #end
 #end
         }
