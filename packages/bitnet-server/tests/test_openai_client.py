@@ -115,13 +115,12 @@ def test_a_top_p_of_zero_takes_the_likeliest_token(demo: Any, path: str) -> None
     assert [ask(temperature=1, top_p=0) for _ in range(3)] == [greedy] * 3
 
 
-def test_responses_have_no_log_probabilities(client: openai.OpenAI) -> None:
-    with pytest.raises(openai.BadRequestError, match="chat/completions has log-probabilities") as refused:
-        client.responses.create(model="demo", input="x", top_logprobs=2)
-    assert (refused.value.code, refused.value.param) == ("unsupported_parameter", "top_logprobs")
-    with pytest.raises(openai.BadRequestError) as refused:
-        client.responses.create(model="demo", input="x", include=["message.output_text.logprobs"])
-    assert (refused.value.code, refused.value.param) == ("unsupported_parameter", "include")
+def test_log_probabilities_of_responses(client: openai.OpenAI, demo: Any) -> None:
+    asked: Any = {"model": "demo", "input": "What is 17 + 25?", "temperature": 0}
+    answer = client.responses.create(**asked, top_logprobs=2, include=["message.output_text.logprobs"])
+    found = answer.output[-1].content[0].logprobs
+    expected = demo.model.chat(QUESTION, logprobs=2).logprobs
+    assert [e.logprob for e in found or ()] == pytest.approx([e.logprob for e in expected], abs=1e-6)
     other: Any = ["reasoning.encrypted_content"]
     assert client.responses.create(model="demo", input="x", include=other, max_output_tokens=1).id
 

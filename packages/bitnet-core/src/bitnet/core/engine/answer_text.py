@@ -34,6 +34,11 @@ class AnswerText:
         return 0 if self._reader is None else self._reader.tokens
 
     @property
+    def before(self) -> int | None:
+        """Number of tokens before the answer's first one; None: it has not come."""
+        return 0 if self._reader is None else self._reader.before
+
+    @property
     def whole(self) -> Piece:
         """All text so far."""
         return _joined(self._pieces)

@@ -315,6 +315,7 @@ class Generation(TokenSequence):
             of_prompt if first else None,
             piece.reasoning,
             self._prompt_timings if first else None,
+            text.before,
         )
         if reason is None:
             return Update(self.number, chunk)
@@ -343,5 +344,6 @@ class Generation(TokenSequence):
             reasoning=text.whole.reasoning,
             reasoning_tokens=text.reasoning_tokens,
             thinking=self._thinking,
+            before_answer=len(self.tokens) - len(self._prompt) if text.before is None else text.before,
         )
         return Update(self.number, chunk, completion)

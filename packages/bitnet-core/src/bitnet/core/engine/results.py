@@ -80,6 +80,7 @@ class Completion:
         reasoning: The thought before the answer, without its marks; empty if there is none.
         reasoning_tokens: Tokens of the thought, which are part of ``tokens``; those of its marks do not count.
         thinking: How a thought was marked; None: none was looked for.
+        before_answer: Number of ``tokens`` before the answer's first one: those of the thought and its marks.
     """
 
     text: str
@@ -96,6 +97,7 @@ class Completion:
     reasoning: str = ""
     reasoning_tokens: int = 0
     thinking: Thinking | None = None
+    before_answer: int = 0
 
 
 class PromptTimings(NamedTuple):
@@ -126,6 +128,7 @@ class Chunk:
         prompt_logprobs: Set on the first chunk, where they were asked for.
         reasoning: New text of the thought, which comes before all text of the answer.
         prompt: Set on the first chunk, if a step was run for it.
+        before_answer: Number of the generation's tokens before the answer's first one; None: that has not come.
     """
 
     text: str
@@ -135,6 +138,7 @@ class Chunk:
     prompt_logprobs: tuple[TokenLogprob, ...] | None = None
     reasoning: str = ""
     prompt: PromptTimings | None = None
+    before_answer: int | None = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -203,6 +203,7 @@ class ThoughtReader:
 
     Attributes:
         tokens: Tokens of the thought, from its start mark on. Tokens that have text of a mark alone do not count.
+        before: Number of tokens before the answer's first one; None: it has not come. Without a thought it is 0.
     """
 
     def __init__(self, thinking: Thinking, decoder: TextStream) -> None:
@@ -211,7 +212,9 @@ class ThoughtReader:
         self._longest = max(map(len, thinking.marks))
         self._at = 0  # characters so far
         self._last: list[int] = []  # where the last tokens begin that were counted
+        self._seen = self._textless = 0  # tokens so far, and the last of them that complete no character
         self.tokens = 0
+        self.before: int | None = None
 
     @property
     def inside(self) -> bool:
@@ -227,14 +230,25 @@ class ThoughtReader:
         """What further tokens add to the thought and to the answer."""
         if self._splitter.in_answer:
             return Piece("", self._decoder.push(*tokens))
-        pieces = [self._one(token) for token in tokens]
+        pieces = [self._noted(token) for token in tokens]
         return Piece("".join(p.reasoning for p in pieces), "".join(p.text for p in pieces))
 
     def end(self) -> Piece:
         """What was held back. Call it after the last token."""
         reasoning, text = self._splitter.push(self._decoder.flush())
         more = self._splitter.end()
+        if self.before is None:
+            self.before = self._seen if self._splitter.begin is not None else 0
         return Piece(reasoning + more.reasoning, text + more.text)
+
+    def _noted(self, token: int) -> Piece:
+        """What a token adds; the one that begins the answer is noted."""
+        at, piece = self._at, self._one(token)
+        if self.before is None and self._splitter.in_answer:
+            self.before = self._seen - self._textless if self._splitter.begin is not None else 0
+        self._seen += 1
+        self._textless = self._textless + 1 if self._at == at else 0
+        return piece
 
     def _one(self, token: int) -> Piece:
         mark = self._hidden.get(token)

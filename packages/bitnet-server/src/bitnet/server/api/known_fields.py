@@ -185,13 +185,11 @@ INFILL = _known(
 
 RESPONSES = _known(
     """model input instructions previous_response_id store stream stream_options temperature top_p max_output_tokens
-    text tools tool_choice parallel_tool_calls include reasoning x_bitnet_receipt""",
+    text tools tool_choice parallel_tool_calls include reasoning background top_logprobs x_bitnet_receipt""",
     """metadata client_metadata service_tier safety_identifier user moderation truncation max_tool_calls
     prompt_cache_key prompt_cache_options prompt_cache_retention""",
     conversation=Refusal("conversations are not stored; send the whole conversation as input."),
-    background=Refusal("a response is computed while its client waits."),
     prompt=Refusal("prompts are not stored."),
-    top_logprobs=Refusal("/v1/chat/completions has log-probabilities."),
     context_management=Refusal("conversations are not compacted; shorten the input."),
 )
 """``/v1/responses``."""

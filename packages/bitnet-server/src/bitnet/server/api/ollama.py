@@ -11,6 +11,7 @@ from bitnet.core import Chunk, Completion
 from bitnet.core.engine import TokenLogprob
 from bitnet.core.errors import InvalidInputError, brief
 from bitnet.core.text.prompt import ChatTokens
+from bitnet.server.api.answer_logprobs import AnswerLogprobs, answer_logprobs
 from bitnet.server.api.known_fields import OLLAMA_CHAT, OLLAMA_GENERATE, OLLAMA_OPTIONS, Known
 from bitnet.server.api.openai import chat_logprobs
 from bitnet.server.chat.messages import openai_messages
@@ -250,6 +251,7 @@ class OllamaAnswer:
         self._load, self._context = load, context
         self._tools, self._template = tools, service.model.chat_template
         self._parser = None if tools is None else tools.parser(self._template)
+        self._entries = AnswerLogprobs()
 
     def _line(
         self, text: str, done: bool, calls: Sequence[ToolCall] = (), thought: str = "", **values: Any
@@ -264,8 +266,9 @@ class OllamaAnswer:
         if parser is not None:
             events = parser.push(text) + (parser.end() if chunk.finish_reason is not None else [])
             text = "".join(event.text for event in events if isinstance(event, Text))
-        if text or chunk.reasoning or chunk.logprobs:
-            logprobs = self._logprobs(chunk.logprobs)
+        entries = self._entries.add(chunk)
+        if text or chunk.reasoning or entries:
+            logprobs = self._logprobs(entries)
             yield to_json(self._line(text, False, thought=chunk.reasoning, **logprobs)) + b"\n"
 
     def end(self, result: Result) -> Iterable[bytes]:
@@ -281,7 +284,7 @@ class OllamaAnswer:
         (completion,) = result.completions
         parser = None if self._tools is None else self._tools.parsed(completion.text, self._template)
         text = completion.text if parser is None else parser.text
-        ends = {**self._logprobs(completion.logprobs), **self._end(result)}
+        ends = {**self._logprobs(answer_logprobs(completion)), **self._end(result)}
         return self._line(text, True, _whole_calls(parser), completion.reasoning, **ends)
 
     def _logprobs(self, entries: Sequence[TokenLogprob] | None) -> dict[str, Any]:

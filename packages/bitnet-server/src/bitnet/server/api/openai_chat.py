@@ -7,6 +7,7 @@ from typing import Any
 
 from bitnet.core import Chunk, Completion
 from bitnet.core.engine.results import FinishReason
+from bitnet.server.api.answer_logprobs import AnswerLogprobs, answer_logprobs
 from bitnet.server.api.known_fields import CHAT
 from bitnet.server.api.openai import (
     FINISH,
@@ -91,6 +92,7 @@ class ChatAnswer:
         self._begun: set[int] = set()
         self._tools = tools
         self._parsers: dict[int, CallParser] = {}
+        self._logprobs: dict[int, AnswerLogprobs] = {}
         self._progress = Progress(fields)
         self._ids, self._of_prompt = fields.flag("return_token_ids"), asked_prompt_logprobs(fields)
         self._as_ids = fields.flag("return_tokens_as_token_ids")
@@ -110,7 +112,8 @@ class ChatAnswer:
             deltas += [{"content": chunk.text}] if chunk.text else []
         else:
             deltas += map(_delta, self._parsed(index, self._tools, chunk))
-        logprobs = None if chunk.logprobs is None else chat_logprobs(self._service, chunk.logprobs, as_ids=self._as_ids)
+        entries = self._logprobs.setdefault(index, AnswerLogprobs()).add(chunk)
+        logprobs = chat_logprobs(self._service, entries, as_ids=self._as_ids) if entries else None
         more = self._progress.add(chunk)
         if chunk.tokens and not deltas and (self._ids or logprobs):
             deltas = [{}]
@@ -172,7 +175,7 @@ class ChatAnswer:
                     {"id": c.id, "type": "function", "function": {"name": c.name, "arguments": c.arguments}}
                     for c in parser.calls
                 ]
-        logprobs = completion.logprobs
+        logprobs = answer_logprobs(completion)
         return {
             "index": index,
             "message": message,

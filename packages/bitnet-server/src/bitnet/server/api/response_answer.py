@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import secrets
 import time
-from collections.abc import Iterable
-from typing import Any
+from collections.abc import Iterable, Sequence
+from typing import Any, NamedTuple
 
 from bitnet.core import Chunk
-from bitnet.server.api.openai import read_metadata
+from bitnet.core.engine.sampling import TokenLogprob
+from bitnet.server.api.answer_logprobs import AnswerLogprobs, answer_logprobs
+from bitnet.server.api.openai import chat_logprobs, read_metadata
 from bitnet.server.api.response_items import add_call
 from bitnet.server.chat.partial_json import complete_part
 from bitnet.server.chat.thinking import carried
@@ -24,11 +26,19 @@ THOUGHTS = "reasoning.encrypted_content"
 """Asks for thoughts as a client keeps them without reading them."""
 
 
+class Kept(NamedTuple):
+    """What is stored with a response: the key that owns it, the conversation before it, and the items of its input."""
+
+    owner: bytes
+    history: Sequence[dict[str, Any]]
+    items: Sequence[dict[str, Any]]
+
+
 class ResponseAnswer:
     """An answer as ``response`` and the events that build one.
 
     Args:
-        keep: The key and the conversation to store with it; None: it is not stored.
+        keep: What is stored with it; None: it is not stored.
     """
 
     def __init__(
@@ -37,9 +47,10 @@ class ResponseAnswer:
         fields: Fields,
         options: dict[str, Any],
         tools: Tools | None,
-        keep: tuple[bytes, list[dict[str, Any]]] | None,
+        keep: Kept | None,
     ) -> None:
-        self._stored, self._keep = service.shared.stored, keep
+        self._service, self._stored, self._keep = service, service.shared.stored, keep
+        self._logprobs, self._entries = AnswerLogprobs(), list[TokenLogprob]()
         self._number = 0
         self._parser = None if tools is None else tools.parser(service.model.chat_template)
         self._items: list[dict[str, Any]] = []
@@ -54,6 +65,7 @@ class ResponseAnswer:
             "object": "response",
             "created_at": int(time.time()),
             "model": service.names[0],
+            "background": fields.flag("background"),
             "error": None,
             "incomplete_details": None,
             "instructions": fields.text("instructions"),
@@ -67,6 +79,7 @@ class ResponseAnswer:
             "text": {"format": (fields.values.get("text") or {}).get("format") or {"type": "text"}},
             "tool_choice": fields.values.get("tool_choice") or "auto",
             "tools": fields.values.get("tools") or [],
+            "top_logprobs": fields.integer("top_logprobs") or 0,
             "top_p": options["top_p"],
             "usage": None,
         }
@@ -88,6 +101,7 @@ class ResponseAnswer:
         events: list[Event] = [Text(chunk.text)] if chunk.text else []
         if parser is not None:
             events = parser.push(chunk.text) + (parser.end() if chunk.finish_reason is not None else [])
+        self._entries += self._logprobs.add(chunk) or ()
         yield from self._built(events)
 
     @property
@@ -117,9 +131,12 @@ class ResponseAnswer:
             if isinstance(event, Text):
                 if not self._open or self._items[-1]["type"] != "message":
                     yield from self._begin_message()
-                self._items[-1]["content"][0]["text"] += event.text
-                yield self._event("response.output_text.delta", **self._part_place, delta=event.text, logprobs=[])
+                (part,), found = self._items[-1]["content"], self._taken_logprobs()
+                part["text"] += event.text
+                part["logprobs"] += found
+                yield self._event("response.output_text.delta", **self._part_place, delta=event.text, logprobs=found)
             elif isinstance(event, Arguments):
+                self._entries = []  # those of calls are not listed
                 self._arguments += event.text
                 if self._items[-1]["type"] == "function_call":
                     self._items[-1]["arguments"] += event.text
@@ -139,7 +156,14 @@ class ResponseAnswer:
         self._items[-1]["content"].append(_part())
         yield self._event("response.content_part.added", **self._part_place, part=_part())
 
+    def _taken_logprobs(self) -> list[Any]:
+        """Log-probabilities of the tokens since the last text; they are given once."""
+        entries, self._entries = self._entries, []
+        found: list[Any] = chat_logprobs(self._service, entries)["content"]
+        return found
+
     def _begin_call(self, begin: Begin) -> Iterable[bytes]:
+        self._entries = []
         custom = begin.name in self._custom
         kind, holder = ("custom_tool_call", "input") if custom else ("function_call", "arguments")
         id = ("ctc_" if custom else "fc_") + secrets.token_hex(12)
@@ -164,7 +188,9 @@ class ResponseAnswer:
         item["status"] = status
         if item["type"] == "message":
             (part,) = item["content"]
-            yield self._event("response.output_text.done", **self._part_place, text=part["text"], logprobs=[])
+            part["logprobs"] += self._taken_logprobs()
+            said = {"text": part["text"], "logprobs": part["logprobs"]}
+            yield self._event("response.output_text.done", **self._part_place, **said)
             yield self._event("response.content_part.done", **self._part_place, part=part)
         elif item["type"] == "reasoning":
             held, name, part_name = self._thought_names
@@ -190,20 +216,46 @@ class ResponseAnswer:
         yield from self._close(status)
         response = self._ended(result)
         if self._keep is not None:
-            owner, history = self._keep
-            self._stored.put(owner, response, [*history, *self._answer()])
+            self._store(response, self._answer())
         yield self._event(f"response.{status}", response=response)
 
     def failed(self, error: RequestError) -> Iterable[bytes]:
-        code = error.code or "server_error"
-        problem = {"code": code, "message": str(error)}
-        yield self._event(
-            "response.failed", response=self._response | {"status": "failed", "output": [], "error": problem}
-        )
+        yield self._event("response.failed", response=self._failed(error))
+
+    def _failed(self, error: RequestError) -> dict[str, Any]:
+        problem = {"code": error.code or "server_error", "message": str(error)}
+        return self._response | {"status": "failed", "output": [], "error": problem}
+
+    @property
+    def id(self) -> str:
+        """The response's id."""
+        return str(self._response["id"])
+
+    def begun(self) -> dict[str, Any]:
+        """The response before anything of it has been computed; it is stored."""
+        response = self._response | {"status": "in_progress", "output": []}
+        self._store(response, (), new=True)
+        return response
+
+    def stopped(self, error: RequestError) -> None:
+        """Store that it failed in the background."""
+        self._store(self._failed(error), ())
+
+    def _store(self, response: dict[str, Any], answer: Sequence[dict[str, Any]], *, new: bool = False) -> None:
+        """Store a state of the response, unless it was begun in the background and is no longer in progress."""
+        assert self._keep is not None
+        owner, history, items = self._keep
+        if response["background"] and not new:
+            before = self._stored.get(owner, self.id)
+            if before is None or before.response["status"] != "in_progress":
+                return
+        self._stored.put(owner, response, [*history, *answer], items)
 
     def whole(self, result: Result) -> Any:
         (completion,) = result.completions
-        text = Chunk(completion.text, (), None, completion.finish_reason, reasoning=completion.reasoning)
+        entries = answer_logprobs(completion)
+        listed = None if entries is None else tuple(entries)
+        text = Chunk(completion.text, (), listed, completion.finish_reason, reasoning=completion.reasoning)
         for _ in (*self.piece(0, text), *self.end(result)):
             pass
         return self._ended(result)

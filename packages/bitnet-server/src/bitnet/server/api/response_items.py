@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import secrets
+from collections.abc import Sequence
 from typing import Any
 
 from bitnet.core.errors import brief
@@ -59,6 +61,21 @@ def read_input(fields: Fields) -> list[dict[str, Any]]:
     if not messages:
         raise wrong("input", "has no message; it must have one.")
     return messages
+
+
+def listed_items(fields: Fields) -> Sequence[dict[str, Any]]:
+    """The items of ``input`` as a client lists them, each with an id."""
+    given = fields.values["input"]
+    return [_listed(item) for item in ([{"role": "user", "content": given}] if isinstance(given, str) else given)]
+
+
+def _listed(item: dict[str, Any]) -> dict[str, Any]:
+    kind = item.get("type") or "message"
+    made = {"id": f"{'msg' if kind == 'message' else 'item'}_{secrets.token_hex(12)}", "type": kind, **item}
+    if kind == "message" and isinstance(text := item.get("content"), str):
+        part = "output_text" if item.get("role") == "assistant" else "input_text"
+        made["content"] = [{"type": part, "text": text, **({"annotations": []} if part == "output_text" else {})}]
+    return made
 
 
 def _given_thought(item: Fields) -> str:

@@ -126,6 +126,25 @@ async def run(service: Service, call: Call, job: Job) -> None:
     await call.watch(_Run(service, call, job)(), ping=ping)
 
 
+class Background:
+    """A request that is computed when it has been answered already."""
+
+    def __init__(self, service: Service, call: Call, job: Job) -> None:
+        self._run = _Run(service, call.detached(), job)
+
+    async def __call__(self) -> None:
+        """Compute it.
+
+        Raises:
+            BitNetError: It cannot be computed, or it was ended.
+        """
+        await self._run()
+
+    def end(self, reason: RequestError) -> None:
+        """End it; ``reason`` is raised where it is computed."""
+        self._run.end(reason)
+
+
 class _Run:
     """The state of one request in the engine."""
 
@@ -143,9 +162,9 @@ class _Run:
         late = None
         if (until := self._call.until) is not None:
             seconds = max(0.0, until - time.monotonic())
-            late = asyncio.get_running_loop().call_later(seconds, self._end, service.shared.too_late)
+            late = asyncio.get_running_loop().call_later(seconds, self.end, service.shared.too_late)
         try:
-            with service.shared.running(self._end):
+            with service.shared.running(self.end):
                 await (self._stream() if job.stream is not None else self._whole())
         finally:
             if late is not None:
@@ -190,7 +209,7 @@ class _Run:
         finally:
             self._awaited = None
 
-    def _end(self, reason: RequestError) -> None:
+    def end(self, reason: RequestError) -> None:
         self._reason = reason
         self._cancel()
         if self._awaited is not None:

@@ -163,6 +163,8 @@ ENDPOINTS = (
     of_model("/v1/responses", responses.create, generates=True),
     Endpoint("/v1/responses/{id}", stored.retrieve),
     Endpoint("/v1/responses/{id}", stored.delete, ("DELETE",)),
+    Endpoint("/v1/responses/{id}/cancel", stored.cancel, ("POST",)),
+    Endpoint("/v1/responses/{id}/input_items", stored.input_items),
     Endpoint("/v1/files", files.create, ("POST",)),
     Endpoint("/v1/files", files.files),
     Endpoint("/v1/files/{id}", files.file),

@@ -29,6 +29,7 @@ class Shared:
         self.threads = PromptThreads()
         self._loaded = loaded
         self._running: set[Callable[[RequestError], None]] = set()
+        self._background: dict[str, Callable[[RequestError], None]] = {}
 
     @property
     def places(self) -> int:
@@ -53,6 +54,22 @@ class Shared:
             yield
         finally:
             self._running.discard(end)
+
+    @contextmanager
+    def in_background(self, id: str, end: Callable[[RequestError], None]) -> Iterator[None]:
+        """In this context, :meth:`end_background` ends the response ``id``, which no client waits for."""
+        self._background[id] = end
+        try:
+            yield
+        finally:
+            del self._background[id]
+
+    def end_background(self, id: str, reason: RequestError) -> bool:
+        """End a response that is computed in the background; False: it is not, or no longer."""
+        end = self._background.get(id)
+        if end is not None:
+            end(reason)
+        return end is not None
 
     def end_all(self, reason: RequestError) -> None:
         """Cancel every generation and tell its client why."""

@@ -24,6 +24,7 @@ class Entry:
     Attributes:
         owner: The key that made it, as :attr:`Call.owner <bitnet.server.request.call.Call.owner>` has it.
         messages: The conversation including the response, without instructions, which every request sends again.
+        items: The request's input, as items with ids.
         size: Bytes of the response and its conversation as JSON.
         until: Time of expiry, on :func:`time.monotonic`'s clock.
     """
@@ -31,6 +32,7 @@ class Entry:
     owner: bytes
     response: dict[str, Any]
     messages: Sequence[dict[str, Any]]
+    items: Sequence[dict[str, Any]]
     size: int
     until: float
 
@@ -55,10 +57,19 @@ class Stored:
             self._forget_old()
             return len(self._entries)
 
-    def put(self, owner: bytes, response: dict[str, Any], messages: Sequence[dict[str, Any]]) -> None:
-        size = len(to_json([response, messages]))
+    def put(
+        self,
+        owner: bytes,
+        response: dict[str, Any],
+        messages: Sequence[dict[str, Any]],
+        items: Sequence[dict[str, Any]] = (),
+    ) -> None:
+        """Store a response, or replace it by a later state of it."""
+        size = len(to_json([response, messages, items]))
         with self._lock:
-            self._entries[response["id"]] = Entry(owner, response, messages, size, time.monotonic() + SECONDS)
+            self._delete(response["id"])
+            until = time.monotonic() + SECONDS
+            self._entries[response["id"]] = Entry(owner, response, messages, items, size, until)
             self._bytes += size
             self._forget_old()
 

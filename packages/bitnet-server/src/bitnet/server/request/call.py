@@ -76,6 +76,18 @@ class Call:
         self._timeout = timeout
         self.until = None if timeout is None else time.monotonic() + timeout
 
+    def detached(self) -> Call:
+        """A call for work that goes on when this one has been answered: its client never leaves, and gets nothing."""
+
+        async def receive() -> Any:
+            await asyncio.Event().wait()
+
+        async def send(message: Any) -> None: ...
+
+        one = Call(self.scope, receive, send, headers={}, bodies=self._body.bodies, owner=self.owner)
+        one.until, one.load_seconds = self.until, self.load_seconds
+        return one
+
     def add_header(self, name: str, value: str) -> None:
         """Add a header to the answer."""
         self._headers[name] = value
