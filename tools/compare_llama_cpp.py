@@ -32,7 +32,7 @@ from bitnet.core.model.convert import TYPES, convert_model
 from bitnet.core.model.file import open_model
 from bitnet.core.model.program import BLOCK_SIZE, build_program
 from bitnet.core.reference import ReferenceDevice
-from bitnet.core.text.tokenizer import byte_characters
+from bitnet.core.text.words import byte_characters
 from golden_files import write_golden
 from golden_models import Array, GoldenModel
 from random_qwen35 import write_folder

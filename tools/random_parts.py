@@ -9,8 +9,8 @@ import numpy as np
 import numpy.typing as npt
 
 from bitnet.core.gguf import GGMLType, TensorSource
-from bitnet.core.text.tokenizer import byte_characters
 from bitnet.core.text.vocabulary import TokenType
+from bitnet.core.text.words import byte_characters
 from random_blocks import CHUNK
 
 LETTERS = "\u0120etaoinshrdlcumwfgypbvk,"

@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from bitnet.core.gguf import GGMLType, MetadataValue, TensorSource
-from bitnet.core.text.tokenizer import QWEN35_WORDS
+from bitnet.core.text.words import QWEN35_WORDS
 from random_blocks import random_blocks
 from random_parts import normal, vocabulary
 from random_shapes import HybridShape, Shape

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from bitnet.core.gguf import GGMLType, TensorSource, i2s_bytes, write_gguf
-from bitnet.core.text.tokenizer import byte_characters
+from bitnet.core.text.words import byte_characters
 
 BYTE_TOKENS = list(byte_characters().values())
 SPECIAL = ["<|bos|>", "<|eos|>"]

@@ -14,7 +14,7 @@ import pytest
 import tokenizers
 from tokenizers import decoders, models, pre_tokenizers, trainers
 
-from bitnet.core.text.tokenizer import LLAMA3_WORDS
+from bitnet.core.text.words import LLAMA3_WORDS
 
 HIDDEN, FFN, LAYERS, HEADS, KV_HEADS = 64, 128, 2, 4, 2
 HEAD_DIM = HIDDEN // HEADS

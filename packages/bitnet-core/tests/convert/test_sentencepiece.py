@@ -16,7 +16,8 @@ from bitnet.core.errors import ModelFileError
 from bitnet.core.model import ModelFile, open_model
 from bitnet.core.model.convert import convert_model
 from bitnet.core.text.prompt import chat_tokens
-from bitnet.core.text.tokenizer import SPACE, Tokenizer
+from bitnet.core.text.tokenizer import Tokenizer
+from bitnet.core.text.words import SPACE
 
 Make = Callable[..., Any]
 PIECES: list[tuple[str, float, int]] = [

@@ -18,7 +18,7 @@ from bitnet.core.errors import InvalidInputError, ModelFileError
 from bitnet.core.gguf import TensorSource, write_gguf
 from bitnet.core.model import ModelFile, open_model
 from bitnet.core.model.convert import convert_model
-from bitnet.core.text.tokenizer import QWEN2_WORDS, QWEN35_WORDS, SPACE
+from bitnet.core.text.words import QWEN2_WORDS, QWEN35_WORDS, SPACE
 
 Make = Callable[..., Any]
 TEXT = "The cat's 1234 mats,\n\n  naïve 😀 the rat  <x> "

@@ -11,7 +11,7 @@ import pytest
 
 from bitnet.core.gguf import GGMLType, TensorSource, i2s_bytes, write_gguf
 from bitnet.core.model import ModelFile, open_model
-from bitnet.core.text.tokenizer import byte_characters
+from bitnet.core.text.words import byte_characters
 
 HIDDEN, FFN, LAYERS, HEADS, KV_HEADS, VOCAB = 128, 256, 2, 4, 2, 300
 

@@ -9,8 +9,8 @@ import pytest
 import tokenizers
 from tokenizers import decoders, models, normalizers, pre_tokenizers, trainers
 
-from bitnet.core.text.tokenizer import LLAMA3_WORDS, SPACE
 from bitnet.core.text.vocabulary import GPT2, LLAMA3, OLMO, QWEN2, QWEN35
+from bitnet.core.text.words import LLAMA3_WORDS, SPACE
 
 SPECIAL = ["<|begin_of_text|>", "<|end_of_text|>", "<|eot_id|>"]
 QWEN2_WORDS = (

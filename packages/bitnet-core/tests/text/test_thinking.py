@@ -128,7 +128,7 @@ def test_marks_that_are_control_tokens_are_seen() -> None:
 
 def bytes_tokenizer(kind: TokenType, *names: str) -> Tokenizer:
     """A byte-level tokenizer without merges, and with more tokens of a kind."""
-    from bitnet.core.text.tokenizer import byte_characters
+    from bitnet.core.text.words import byte_characters
 
     tokens = [*byte_characters().values(), "<|im_start|>", "<|im_end|>", *names]
     kinds = [TokenType.NORMAL] * 256 + [TokenType.CONTROL] * 2 + [kind] * len(names)

@@ -5,8 +5,10 @@ from __future__ import annotations
 import gc
 import json
 import random
+import unicodedata
 from collections.abc import Callable
 from dataclasses import replace
+from importlib.util import find_spec
 from itertools import pairwise
 from typing import Any
 
@@ -14,10 +16,13 @@ import numpy as np
 import pytest
 import tokenizers
 
-from bitnet.core.errors import InvalidInputError
+from bitnet.core.errors import BitNetError, InvalidInputError
 from bitnet.core.model.default import default_model_path
 from bitnet.core.model.file import open_model
-from bitnet.core.text.tokenizer import SPACE, StreamDecoder, Tokenizer, word_cutter
+from bitnet.core.text import bpe_python
+from bitnet.core.text import tokenizer as text_tokenizer
+from bitnet.core.text.bpe_rust import word_cutter
+from bitnet.core.text.tokenizer import StreamDecoder, Tokenizer
 from bitnet.core.text.vocabulary import (
     DEFAULT,
     GPT2,
@@ -29,6 +34,7 @@ from bitnet.core.text.vocabulary import (
     Vocabulary,
     vocabulary_from_metadata,
 )
+from bitnet.core.text.words import SPACE
 
 RandomText = Callable[[], str]
 
@@ -52,8 +58,20 @@ def sentencepiece_vocabulary(original: tokenizers.Tokenizer) -> Vocabulary:
     return replace(vocabulary, model="llama", merges=[], scores=scores, types=types, bos_id=1, eos_id=2, add_bos=True)
 
 
+@pytest.fixture(params=["tokenizers", "python"])
+def encoder(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    """The test runs with the library and with what takes its place where it is not installed."""
+    found = find_spec
+    if request.param == "python":
+        monkeypatch.setattr(text_tokenizer, "find_spec", lambda name: None if name == "tokenizers" else found(name))
+        assert text_tokenizer.encoders() is bpe_python
+    return str(request.param)
+
+
 @pytest.fixture(params=[LLAMA3, QWEN2, QWEN35, GPT2, OLMO])
-def pair(request: pytest.FixtureRequest, byte_level: Callable[[str], Any]) -> tuple[Tokenizer, tokenizers.Tokenizer]:
+def pair(
+    encoder: str, request: pytest.FixtureRequest, byte_level: Callable[[str], Any]
+) -> tuple[Tokenizer, tokenizers.Tokenizer]:
     original = byte_level(request.param)
     return Tokenizer(vocabulary_of(original, pre=request.param)), original
 
@@ -66,6 +84,21 @@ def test_byte_level_text(pair: tuple[Tokenizer, tokenizers.Tokenizer], random_te
         assert ids == theirs.encode(text, add_special_tokens=False).ids
         normal = text if theirs.normalizer is None else theirs.normalizer.normalize_str(text)
         assert ours.decode(ids) == normal == theirs.decode(ids)
+
+
+@pytest.mark.parametrize("pre", [LLAMA3, QWEN2, QWEN35, GPT2, OLMO, DEFAULT])
+def test_python_cuts_words_like_the_library(pre: str, random_text: RandomText) -> None:
+    """A character may be in a class for one of the two only if Unicode has not long had it."""
+    ours, theirs = bpe_python.word_cutter(pre), word_cutter(pre)
+    for _ in range(300):
+        text = "".join(c for c in random_text() if unicodedata.category(c) != "Cn")
+        assert ours(text) == [word for word, _ in theirs.pre_tokenize_str(text)]
+
+
+def test_a_package_that_encodes_is_needed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(text_tokenizer, "find_spec", lambda name: None)
+    with pytest.raises(BitNetError, match="pip install tokenizers"):
+        text_tokenizer.encoders()
 
 
 def test_the_ways_to_cut_words_differ(byte_level: Callable[[str], Any]) -> None:
@@ -84,13 +117,34 @@ def test_marks_are_parts_of_words_for_qwen35(byte_level: Callable[[str], Any]) -
         assert all(cutter.pre_tokenize_str(text) == theirs.pre_tokenize_str(text) for text in texts)
 
 
-def test_sentencepiece_text(sentencepiece: tokenizers.Tokenizer, random_text: RandomText) -> None:
+def test_sentencepiece_text(encoder: str, sentencepiece: tokenizers.Tokenizer, random_text: RandomText) -> None:
     ours = Tokenizer(sentencepiece_vocabulary(sentencepiece))
     for _ in range(300):
         text = random_text()
         ids = ours.encode(text, add_special=False)
         assert ids == sentencepiece.encode(text, add_special_tokens=False).ids
         assert ours.decode(ids) == text == sentencepiece.decode(ids)
+
+
+@pytest.mark.parametrize("odd", ["", "e\u2581", "\u2581e\u2581a", "\u2581\u2581"])
+def test_words_of_sentencepiece(odd: str, sentencepiece: tokenizers.Tokenizer, random_text: RandomText) -> None:
+    """Python encodes words by themselves unless a token, as here the odd one, goes from one word into the next."""
+    vocabulary = sentencepiece_vocabulary(sentencepiece)
+    more = [token for token in (odd[:2], odd, "e", "\u2581") if token and token not in vocabulary.tokens]
+    more = list(dict.fromkeys(more))
+    vocabulary = replace(
+        vocabulary,
+        tokens=[*vocabulary.tokens, *more],
+        scores=[*vocabulary.scores, *(10.0 for _ in more)],
+        types=[*vocabulary.types, *(1 for _ in more)],
+    )
+    library = Tokenizer(vocabulary)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(text_tokenizer, "encoders", lambda: bpe_python)
+        ours = Tokenizer(vocabulary)
+    for _ in range(300):
+        text = random_text() + random.choice(["", "e a", " e  ae a e"])
+        assert ours.encode(text) == library.encode(text)
 
 
 def greedy_sentencepiece(vocabulary: Vocabulary, text: str) -> list[int]:
@@ -109,7 +163,7 @@ def greedy_sentencepiece(vocabulary: Vocabulary, text: str) -> list[int]:
     return out
 
 
-def test_sentencepiece_scores(sentencepiece: tokenizers.Tokenizer, random_text: RandomText) -> None:
+def test_sentencepiece_scores(encoder: str, sentencepiece: tokenizers.Tokenizer, random_text: RandomText) -> None:
     """Scores that no training gave: the ranks come from them, not from an order that was there before."""
     vocabulary = sentencepiece_vocabulary(sentencepiece)
     vocabulary = replace(vocabulary, scores=np.random.default_rng().permutation(len(vocabulary.scores)).tolist())
@@ -120,7 +174,7 @@ def test_sentencepiece_scores(sentencepiece: tokenizers.Tokenizer, random_text: 
             assert tokenizer.encode(text, add_special=False) == greedy_sentencepiece(vocabulary, text)
 
 
-def test_special_tokens(byte_level: Callable[[str], Any]) -> None:
+def test_special_tokens(encoder: str, byte_level: Callable[[str], Any]) -> None:
     vocabulary = vocabulary_of(byte_level(LLAMA3))
     begin, end, turn = (vocabulary.tokens.index(t) for t in ("<|begin_of_text|>", "<|end_of_text|>", "<|eot_id|>"))
     vocabulary = replace(vocabulary, bos_id=begin, eos_id=end, add_bos=True)
@@ -141,7 +195,7 @@ def test_special_tokens(byte_level: Callable[[str], Any]) -> None:
     assert Tokenizer(replace(vocabulary, add_bos=False)).encode("Hi") == hi
 
 
-def test_user_defined_tokens_are_always_read(byte_level: Callable[[str], Any]) -> None:
+def test_user_defined_tokens_are_always_read(encoder: str, byte_level: Callable[[str], Any]) -> None:
     vocabulary = vocabulary_of(byte_level(LLAMA3))
     tokens = [*vocabulary.tokens, "<tool>", "<tool>>"]
     vocabulary = replace(vocabulary, tokens=tokens, types=[*vocabulary.types, 4, 4])

@@ -12,8 +12,8 @@ from bitnet.core.errors import ModelFileError
 from bitnet.core.model.safetensors import MAX_JSON, optional_json, read_bytes
 from bitnet.core.support.foreign import label
 from bitnet.core.support.log import logger
-from bitnet.core.text.tokenizer import SPACE
 from bitnet.core.text.vocabulary import MAX_TOKENS, TokenType, Vocabulary
+from bitnet.core.text.words import SPACE
 
 MAX_FIELDS = 256
 """Maximum fields of a protocol buffer message, besides a vocabulary's pieces; SentencePiece's messages have about

@@ -6,15 +6,13 @@ import random
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import tokenizers
-
-from bitnet.core.errors import InvalidInputError, ModelFileError, brief
+from bitnet.core.errors import BitNetError, InvalidInputError, ModelFileError, brief
 from bitnet.core.model.hf_sentencepiece import read_sentencepiece, warn_of_greedy
 from bitnet.core.model.safetensors import MAX_JSON, optional_json, read_bytes, read_json
 from bitnet.core.text.literals import Literals
-from bitnet.core.text.tokenizer import LLAMA3_WORDS, QWEN2_WORDS, QWEN35_WORDS, SPACE, Tokenizer, word_cutter
+from bitnet.core.text.tokenizer import Tokenizer
 from bitnet.core.text.vocabulary import (
     GPT2,
     LLAMA3,
@@ -26,6 +24,10 @@ from bitnet.core.text.vocabulary import (
     Vocabulary,
     excess,
 )
+from bitnet.core.text.words import GPT2_WORDS, LLAMA3_WORDS, QWEN2_WORDS, QWEN35_WORDS, SPACE
+
+if TYPE_CHECKING:
+    import tokenizers
 
 PROBES = (
     "Hello, world! It's 1234567 o'clock; WE'LL see, don't they've? ",
@@ -107,6 +109,10 @@ def _from_json(path: Path) -> Vocabulary:
 def _original(path: Path) -> tokenizers.Tokenizer:
     """The folder's own tokenizer."""
     try:
+        import tokenizers
+    except ImportError as error:
+        raise BitNetError("conversion needs the package tokenizers.", hint="pip install tokenizers") from error
+    try:
         original = tokenizers.Tokenizer.from_buffer(read_bytes(path, MAX_JSON))
     except Exception as error:  # the library raises only plain Exceptions
         raise ModelFileError(f"is not a tokenizer: {' '.join(str(error)[:200].split())}.", path=path) from error
@@ -123,10 +129,6 @@ def _check_sizes(path: Path, model: dict[str, Any], added: Any) -> None:
     wrong = excess([*tokens, *(name for name in names if isinstance(name, str))], model["merges"])
     if wrong is not None:
         raise ModelFileError(wrong, path=path, field="model")
-
-
-GPT2_WORDS = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
-"""GPT-2's word pattern, which most tokenizers leave implicit."""
 
 
 def _check_words(path: Path, cutter: Any) -> list[str]:
@@ -194,6 +196,8 @@ def _check_normalizer(path: Path, normalizer: Any, *, nfc: bool) -> None:
 
 def _same(vocabulary: Vocabulary, original: tokenizers.Tokenizer) -> bool:
     """Whether a vocabulary splits and encodes text as the original does."""
+    from bitnet.core.text.bpe_rust import word_cutter
+
     tokenizer = Tokenizer(vocabulary)
     cutter = word_cutter(vocabulary.pre)
     for text in PROBES:

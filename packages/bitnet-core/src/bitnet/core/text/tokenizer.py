@@ -1,58 +1,52 @@
-"""Text to token ids and back, with the ``tokenizers`` library doing the byte-pair encoding."""
+"""Text to token ids and back. The library ``tokenizers`` does the byte-pair encoding, or Python where it is absent."""
 
 from __future__ import annotations
 
 import codecs
 import re
-from collections.abc import Sequence, Set
+from collections.abc import Mapping, Sequence, Set
 from functools import lru_cache
-from typing import Any
+from importlib.util import find_spec
+from typing import Protocol
 
 import numpy as np
-import tokenizers
-from tokenizers import normalizers, pre_tokenizers
 
-from bitnet.core.errors import InvalidInputError, brief
+from bitnet.core.errors import BitNetError, InvalidInputError, brief
 from bitnet.core.gguf import GGUFFile
 from bitnet.core.support.garbage import no_collection
-from bitnet.core.text.bpe import BytePairs, listed_merges, scored_merges
 from bitnet.core.text.literals import Literals
-from bitnet.core.text.vocabulary import (
-    DEFAULT,
-    GPT2,
-    KEY,
-    LLAMA3,
-    OLMO,
-    QWEN2,
-    QWEN35,
-    TokenType,
-    Vocabulary,
-    vocabulary_from_metadata,
-)
-
-_NUMBER, _REST = r"\p{N}", r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
-_WORD = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|"
-LLAMA3_WORDS = _WORD + _NUMBER + "{1,3}" + _REST
-"""Word pattern of Llama 3's tokenizer.json: digits in groups of three."""
-QWEN2_WORDS = _WORD + _NUMBER + _REST
-"""Word pattern of Qwen 2's and 3's tokenizer.json: single digits."""
-QWEN35_WORDS = (
-    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?[\p{L}\p{M}]+|\p{N}"
-    r"| ?[^\s\p{L}\p{M}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
-)
-"""Word pattern of Qwen 3.5's tokenizer.json: single digits, and marks belong to words as letters do."""
-DEFAULT_WORDS = (
-    r"[\p{P}\$\+<=>\^~\|]+",
-    r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)",
-    r"\p{N}+",
-    r"[0-9][0-9][0-9]",
-)
-"""Patterns of llama.cpp's pre-tokenizer ``default``; each splits the pieces that the ones before it have left."""
-SPACE = "\u2581"
-"""The character that stands for a space in SentencePiece."""
+from bitnet.core.text.merges import ListedMerges, Merges, ScoredMerges
+from bitnet.core.text.vocabulary import KEY, TokenType, Vocabulary, vocabulary_from_metadata
+from bitnet.core.text.words import SPACE, byte_characters
 
 _MARKUP = re.compile(r"<[^<>\s]{1,100}>|\[/?[A-Z][A-Z_]*\]")
 """How control tokens look in chat templates."""
+
+
+class Encoder(Protocol):
+    """Byte-pair encoding of texts that hold no special tokens."""
+
+    def encode(self, texts: Sequence[str]) -> list[list[int]]:
+        """Token ids of each text."""
+
+    def build(self) -> bool:
+        """Prepare for long texts; False if the vocabulary is too large for that."""
+
+
+class Encoders(Protocol):
+    """Makes encoders: a module."""
+
+    def byte_level(self, ids: Mapping[str, int], merges: Merges, pre: str) -> Encoder: ...
+
+    def sentencepiece(
+        self,
+        ids: Mapping[str, int],
+        merges: Merges,
+        *,
+        prepend: bool,
+        unknown: Sequence[str],
+        byte_tokens: Sequence[str],
+    ) -> Encoder: ...
 
 
 class Tokenizer:
@@ -96,7 +90,7 @@ class Tokenizer:
         self._split_all = Literals(self._ids)
         self._split_user = Literals(self._tokens[i] for i in self._literal - self._special)
         control = self._special - of_kind(TokenType.UNKNOWN)
-        self._backend = (_byte_level if self._byte_level else _sentencepiece)(vocabulary, control)
+        self._backend: Encoder = (_byte_level if self._byte_level else _sentencepiece)(vocabulary, control)
 
     @property
     def vocab_size(self) -> int:
@@ -255,64 +249,56 @@ def _byte(token: str) -> bytes:
     return bytes([int(token[3:5], 16)])
 
 
-def _byte_level(vocabulary: Vocabulary, control: Set[int]) -> BytePairs:
+def _byte_level(vocabulary: Vocabulary, control: Set[int]) -> Encoder:
     """``control`` are ids that text must never become, even if merges lead to them."""
     ids = {token: i for i, token in enumerate(vocabulary.tokens) if i not in control}
     try:
-        merges = listed_merges(vocabulary.merges, ids)
+        merges = ListedMerges(vocabulary.merges, ids)
     except InvalidInputError:  # rarely, merges lead to control tokens: leave those out
         never = {vocabulary.tokens[i] for i in control}
         pairs = [merge.split(" ", 1) for merge in vocabulary.merges]
         others = [pair for pair in pairs if never.isdisjoint([*pair, "".join(pair)])]
-        merges = listed_merges([" ".join(pair) for pair in others], ids)
-    cut, whole = word_cutter(vocabulary.pre), vocabulary.pre == LLAMA3
-    return BytePairs(ids, merges, cut=cut, ignore_merges=whole, normalize=_normalizer(vocabulary.pre))
+        merges = ListedMerges([" ".join(pair) for pair in others], ids)
+    return encoders().byte_level(ids, merges, vocabulary.pre)
 
 
-def word_cutter(pre: str) -> pre_tokenizers.PreTokenizer:
-    """The pre-tokenizer named ``pre``, which splits text into words before byte-level encoding."""
-    if pre in (GPT2, OLMO):
-        return pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=True)
-    patterns = {QWEN2: (QWEN2_WORDS,), QWEN35: (QWEN35_WORDS,), DEFAULT: DEFAULT_WORDS}.get(pre, (LLAMA3_WORDS,))
-    words = [pre_tokenizers.Split(tokenizers.Regex(pattern), "isolated") for pattern in patterns]
-    return pre_tokenizers.Sequence([*words, pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)])
-
-
-def _normalizer(pre: str) -> normalizers.Normalizer | None:
-    return normalizers.NFC() if pre in (QWEN2, QWEN35, OLMO) else None
-
-
-def _sentencepiece(vocabulary: Vocabulary, control: Set[int]) -> BytePairs:
+def _sentencepiece(vocabulary: Vocabulary, control: Set[int]) -> Encoder:
     """``control`` are ids that text must never become."""
 
-    def of_kind(*wanted: TokenType) -> list[int]:
-        return [i for i, kind in enumerate(vocabulary.types) if kind in wanted and i not in control]
+    def of_kind(*wanted: TokenType) -> list[str]:
+        return [tokens[i] for i, kind in enumerate(vocabulary.types) if kind in wanted and i not in control]
 
     tokens = vocabulary.tokens
-    scores = {tokens[i]: vocabulary.scores[i] for i in of_kind(TokenType.NORMAL)}
-    unknown = [tokens[i] for i in of_kind(TokenType.UNKNOWN)][:1]
-    options: dict[str, Any] = {"unk_token": unknown[0]} if unknown else {}
-    prepend = [normalizers.Prepend(SPACE)] if vocabulary.space_prefix else []
-    return BytePairs(
+    scores = {
+        token: score
+        for i, (token, score) in enumerate(zip(tokens, vocabulary.scores, strict=True))
+        if vocabulary.types[i] == TokenType.NORMAL and i not in control
+    }
+    return encoders().sentencepiece(
         {token: i for i, token in enumerate(tokens) if i not in control},
-        scored_merges(scores),
-        normalize=normalizers.Sequence([*prepend, normalizers.Replace(" ", SPACE)]),
-        always=[*unknown, *(tokens[i] for i in of_kind(TokenType.BYTE))],
-        byte_fallback=True,
-        fuse_unk=True,
-        **options,
+        ScoredMerges(scores),
+        prepend=vocabulary.space_prefix,
+        unknown=of_kind(TokenType.UNKNOWN)[:1],
+        byte_tokens=of_kind(TokenType.BYTE),
     )
 
 
-@lru_cache(maxsize=1)
-def byte_characters() -> dict[int, str]:
-    """The character that stands for each byte in a byte-level vocabulary (GPT-2, Radford et al. 2019).
+def encoders() -> Encoders:
+    """The module that encodes: :mod:`~bitnet.core.text.bpe_rust` where ``tokenizers`` is installed, else
+    :mod:`~bitnet.core.text.bpe_python`.
 
-    Printable bytes of Latin-1 stand for themselves, the others for the characters from U+0100 on, in order.
+    Raises:
+        BitNetError: Neither ``tokenizers`` nor ``regex`` is installed.
     """
-    printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
-    others = [b for b in range(256) if b not in printable]
-    return {b: chr(b) for b in printable} | {b: chr(0x100 + i) for i, b in enumerate(others)}
+    if find_spec("tokenizers") is not None:
+        from bitnet.core.text import bpe_rust
+
+        return bpe_rust
+    if find_spec("regex") is not None:
+        from bitnet.core.text import bpe_python
+
+        return bpe_python
+    raise BitNetError("text needs the package tokenizers, or regex.", hint="pip install tokenizers")
 
 
 @lru_cache(maxsize=1)

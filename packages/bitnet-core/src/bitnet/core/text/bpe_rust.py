@@ -1,4 +1,4 @@
-"""Byte-pair encoding by the ``tokenizers`` library, built for only the part of a vocabulary that a text needs.
+"""Byte-pair encoding by the library ``tokenizers``, built for only the part of a vocabulary that a text needs.
 
 Building a whole vocabulary of 128,000 tokens takes the library a third of a second, during which no other thread runs.
 But merging a word only ever makes substrings of that word. So for a short text, the tokens among its substrings, and
@@ -8,29 +8,22 @@ their merges, give the same result and are built in a millisecond.
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from itertools import compress
-from typing import TypeAlias
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
 
-from tokenizers import Tokenizer, models
+from tokenizers import Regex, Tokenizer, models, normalizers, pre_tokenizers
 from tokenizers.normalizers import Normalizer
 from tokenizers.pre_tokenizers import PreTokenizer
 
-from bitnet.core.errors import InvalidInputError, brief
+from bitnet.core.errors import InvalidInputError
+from bitnet.core.text.merges import MAX_WHOLE, Merges
+from bitnet.core.text.words import COMPOSED, GPT2_WORDS, PATTERNS, SPACE, WHOLE_WORDS
 
 ENOUGH = 1 << 14
 """Characters, over all texts, encoded with partial vocabularies before the whole vocabulary is built."""
-WHOLE = 1 << 19
-"""Maximum tokens plus merges of a vocabulary that is built whole: Llama 3 has 408,512. The build cannot be interrupted
-with Ctrl-C. A larger vocabulary is only ever built in parts, which is slower for many texts."""
-CHARACTERS = 1 << 24
-"""Maximum characters of all merges of such a vocabulary: three times those of the largest known."""
 FEW = 256
 """If tokens have at most this many different lengths, all are tried at each place of a word; else only the lengths of
 tokens that begin with the next two characters."""
-
-Merges: TypeAlias = Callable[[Collection[str]], "list[tuple[str, str]] | None"]
-"""Returns the merges that make any of the given tokens, in order of priority; None if there are too many."""
 
 
 class BytePairs:
@@ -63,7 +56,7 @@ class BytePairs:
         self._encoded = 0
         self._whole: Tokenizer | None = None
         self._lengths_of: dict[str, list[int]] | None = None if len(self._lengths) <= FEW else _by_head(ids)
-        self._parts_only = len(ids) > WHOLE
+        self._parts_only = len(ids) > MAX_WHOLE
 
     def encode(self, texts: Sequence[str]) -> list[list[int]]:
         """Token ids of each text."""
@@ -84,7 +77,7 @@ class BytePairs:
 
     def _build(self, ids: Mapping[str, int]) -> Tokenizer | None:
         """An encoder with these tokens; None if they have too many merges."""
-        merges = self._merges(ids)
+        merges = self._merges.among(ids)
         if merges is None:
             return None
         # The library caches words per thread and model until the thread ends, long after the model was freed.
@@ -126,77 +119,39 @@ def _by_head(tokens: Iterable[str]) -> dict[str, list[int]]:
     return {head: sorted(found) for head, found in lengths.items()}
 
 
-def listed_merges(merges: Sequence[str], ids: Mapping[str, int]) -> Merges:
-    """Merges written as ``left right``, in order of priority.
-
-    Raises:
-        InvalidInputError: A merge does not have that form, or a part or the result is not a token.
-    """
-    made = [merge.replace(" ", "") for merge in merges]
-    spaced = all(len(token) + 1 == len(merge) for token, merge in zip(made, merges, strict=True))
-    if not (spaced and all(map(ids.__contains__, made)) and ids.keys() >= set(" ".join(merges).split(" "))):
-        _check_each(merges, ids)
-
-    def among(tokens: Collection[str]) -> list[tuple[str, str]] | None:
-        if len(tokens) + len(merges) > WHOLE and tokens is ids:
-            return None
-        some = merges if tokens is ids else compress(merges, map(tokens.__contains__, made))
-        return [(left, right) for left, _, right in (merge.partition(" ") for merge in some)]
-
-    return among
+def byte_level(ids: Mapping[str, int], merges: Merges, pre: str) -> BytePairs:
+    """The encoder of a byte-level vocabulary whose pre-tokenizer is ``pre``."""
+    normalize = normalizers.NFC() if pre in COMPOSED else None
+    return BytePairs(ids, merges, cut=word_cutter(pre), normalize=normalize, ignore_merges=pre in WHOLE_WORDS)
 
 
-def scored_merges(scores: Mapping[str, float]) -> Merges:
-    """SentencePiece's merges: the neighbours whose joint token has the highest score are merged first.
-
-    Every split of a token into two tokens is a merge, ranked by the token's score, then by its place in ``scores``.
-    """
-    lengths = set(map(len, scores))
-
-    def among(tokens: Collection[str]) -> list[tuple[str, str]] | None:
-        chosen = [token for token in scores if token in tokens]
-        ways = _ways(chosen, scores, lengths)
-        if ways is None or len(tokens) + sum(map(len, ways.values())) > WHOLE:
-            return None
-        made = sorted(filter(ways.__contains__, chosen), key=lambda token: -scores[token])
-        return [pair for token in made for pair in ways[token]]
-
-    return among
-
-
-def _ways(
-    tokens: Collection[str], known: Collection[str], lengths: Collection[int]
-) -> dict[str, list[tuple[str, str]]] | None:
-    """For each token, its splits into one of the tokens and a known rest, shortest first.
+def sentencepiece(
+    ids: Mapping[str, int], merges: Merges, *, prepend: bool, unknown: Sequence[str], byte_tokens: Iterable[str]
+) -> BytePairs:
+    """The encoder of a SentencePiece vocabulary.
 
     Args:
-        lengths: Lengths of the known tokens.
-
-    Returns:
-        None if there are too many splits to try.
+        prepend: Whether text gets a space before it.
+        unknown: The token that stands for what has no token; empty: there is none.
+        byte_tokens: Tokens that stand for bytes.
     """
-    ways: dict[str, list[tuple[str, str]]] = {}
-    open_ones: list[str] = []  # in sorted order, each token comes after all its prefixes
-    count, characters = len(tokens), 0
-    for token in sorted(tokens):
-        while open_ones and not token.startswith(open_ones[-1]):
-            open_ones.pop()
-        count += len(open_ones)
-        characters += len(open_ones) * len(token)
-        if count > WHOLE * 2 or characters > CHARACTERS:
-            return None
-        for left in open_ones:
-            if len(token) - len(left) in lengths and (right := token[len(left) :]) in known:
-                ways.setdefault(token, []).append((left, right))
-        open_ones.append(token)
-    return ways
+    steps = [normalizers.Prepend(SPACE)] if prepend else []
+    options: dict[str, Any] = {"unk_token": unknown[0]} if unknown else {}
+    return BytePairs(
+        ids,
+        merges,
+        normalize=normalizers.Sequence([*steps, normalizers.Replace(" ", SPACE)]),
+        always=[*unknown, *byte_tokens],
+        byte_fallback=True,
+        fuse_unk=True,
+        **options,
+    )
 
 
-def _check_each(merges: Iterable[str], ids: Mapping[str, int]) -> None:
-    for merge in merges:
-        parts = merge.split(" ")
-        if len(parts) != 2:
-            raise InvalidInputError(f"hold {brief(merge)}, which is not two tokens separated by a space.")
-        unknown = next((token for token in (*parts, "".join(parts)) if token not in ids), None)
-        if unknown is not None:
-            raise InvalidInputError(f"hold {brief(merge)}, but {brief(unknown)} is not a token.")
+def word_cutter(pre: str) -> PreTokenizer:
+    """The pre-tokenizer named ``pre``, which splits text into words before byte-level encoding."""
+    patterns = PATTERNS[pre]
+    if patterns == (GPT2_WORDS,):
+        return pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=True)
+    words = [pre_tokenizers.Split(Regex(pattern), "isolated") for pattern in patterns]
+    return pre_tokenizers.Sequence([*words, pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)])
