@@ -119,7 +119,7 @@ CORE = House(
     "bitnet.core",
     (
         *("errors", "support", "hal", "gguf", "hub", "text", "model", "reference", "cpu", "gpu", "engine", "devices"),
-        *("receipts", "arrays", "api", "loading", "evaluation", "cli", "testing", "__main__", ""),
+        *("receipts", "arrays", "embedder", "api", "loading", "evaluation", "cli", "testing", "__main__", ""),
     ),
 )
 SERVER = House(

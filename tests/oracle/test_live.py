@@ -15,12 +15,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from bitnet.core import load_model
+from bitnet.core import load_embedder, load_model
 from bitnet.core.cli import main
 from bitnet.core.cpu.backend import BACKEND
 from bitnet.core.devices import registry
 from bitnet.core.hal import Device
 from bitnet.core.model.file import open_model
+from golden_files import write_golden
 from golden_models import CONTINUED, FOLDER, MODELS, Array, GoldenModel
 
 torch = pytest.importorskip("torch", reason="torch is not installed; tox -e oracle has it")
@@ -87,6 +88,23 @@ def test_logits(devices: list[Device], name: str, seed: int, player: Any, text_t
     texts = texts_of(hf, model, seed, (1, 5, 33, 150, 600), text_type)
     for device in devices:
         play(player, device, model, texts, check_rows)
+
+
+@pytest.mark.parametrize("name", list(BY_NAME))
+def test_embeddings(devices: list[Device], name: str, seed: int, tmp_path: Path) -> None:
+    """Means of what transformers has in its last norm, of texts of which some take several steps."""
+    model = replace(BY_NAME[name], seed=seed)
+    hf, rng = make_golden.hugging_face(model), np.random.default_rng(seed)
+    texts = [rng.integers(0, model.vocab, length).tolist() for length in (8, 33, 150, 90)]
+    with torch.no_grad():
+        rows = [hf.base_model(torch.tensor([text])).last_hidden_state[0].double().numpy() for text in texts]
+    wanted = np.stack([row.mean(axis=0) for row in rows])
+    write_golden(model, tmp_path / "model.gguf")
+    for device in devices:
+        with load_embedder(tmp_path / "model.gguf", device=device, kv_dtype="f32", step_tokens=64) as embedder:
+            vectors = embedder.embed(texts, pooling="mean").astype(np.float64)
+        cosines = (vectors * wanted).sum(axis=1) / np.linalg.norm(wanted, axis=1)
+        assert cosines.min() >= 0.9999, device.info.name
 
 
 def save(hf: Any, model: GoldenModel, quantization: Any, folder: Path) -> None:

@@ -1,4 +1,4 @@
-"""The commands around a model: convert, perplexity, eval, cache, completion, version."""
+"""The commands around a model: convert, perplexity, embed, eval, cache, completion, version."""
 
 from __future__ import annotations
 
@@ -12,9 +12,10 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
-from bitnet.core import load_model
+from bitnet.core import load_embedder, load_model
 from bitnet.core.cli import console
 from bitnet.core.support.cache import KernelCache
 
@@ -71,6 +72,46 @@ def test_eval_ends_with_1_where_a_claim_is_missed(bitnet: Bitnet, model: Path, t
     missed = bitnet("eval", "asked.jsonl", "-m", model)
     assert missed.status == 1
     assert "MISSED" in missed.out
+
+
+def test_embed(bitnet: Bitnet, model: Path, tmp_path: Path) -> None:
+    """The same vectors by arguments, a file of lines and one of JSON; as lines and as an array."""
+    texts = ["a text", "two\nlines", "ünï"]
+    (tmp_path / "texts.jsonl").write_text(
+        "\n\n".join([json.dumps(texts[0]), *(json.dumps({"text": t}) for t in texts[1:])])
+    )
+    (tmp_path / "texts.txt").write_text("a text\n\nünï\n", encoding="utf-8")
+    with load_embedder(model, device="cpu") as embedder:
+        wanted = embedder.embed(texts)
+        last = embedder.embed(texts[:1], pooling="last", normalize=False)
+    ran = bitnet("embed", *texts, "-m", model)
+    made = [json.loads(line) for line in ran.out.splitlines()]
+    assert [line["index"] for line in made] == [0, 1, 2]
+    np.testing.assert_array_equal(np.array([line["embedding"] for line in made], np.float32), wanted)
+    assert bitnet("embed", "-f", "texts.jsonl", "-m", model, "-o", "made.npy").status == 0
+    np.testing.assert_array_equal(np.load(tmp_path / "made.npy"), wanted)
+    assert bitnet("embed", "-f", "texts.txt", "-m", model, "-o", "made.jsonl").out == ""
+    made = [json.loads(line)["embedding"] for line in (tmp_path / "made.jsonl").read_text().splitlines()]
+    np.testing.assert_array_equal(np.array(made, np.float32), wanted[[0, 2]])
+    ran = bitnet("embed", texts[0], "-m", model, "--pooling", "last", "--no-normalize")
+    np.testing.assert_array_equal(np.array([json.loads(ran.out)["embedding"]], np.float32), last)
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ('{"text": 1}', "line 2 is {'text': 1}; it must be a text"),
+        ("[", "line 2 is not JSON"),
+        ("[" * 10**5, "line 2 is not JSON"),
+    ],
+)
+def test_embed_names_the_line(bitnet: Bitnet, model: Path, tmp_path: Path, line: str, message: str) -> None:
+    (tmp_path / "texts.jsonl").write_text(f'"a"\n{line}\n')
+    ran = bitnet("embed", "-f", "texts.jsonl", "-m", model)
+    assert (ran.status, ran.out) == (2, "")
+    assert message in ran.err
+    for words in ([], ["a", "-f", "texts.jsonl"]):
+        assert bitnet("embed", *words, "-m", model).status == 2
 
 
 def test_cache(bitnet: Bitnet, tmp_path: Path) -> None:

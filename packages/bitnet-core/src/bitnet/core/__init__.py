@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from bitnet.core.devices.plugin import BackendReport
     from bitnet.core.devices.registry import list_devices
     from bitnet.core.devices.select import Selection, select_device
+    from bitnet.core.embedder import Embedder
     from bitnet.core.engine import Chunk, Completion, Load, Request
     from bitnet.core.errors import (
         BitNetError,
@@ -37,7 +38,7 @@ if TYPE_CHECKING:
         ReceiptError,
     )
     from bitnet.core.hub.errors import HubError
-    from bitnet.core.loading import load_model
+    from bitnet.core.loading import load_embedder, load_model
 
     __version__: str
 
@@ -50,6 +51,7 @@ __all__ = [
     "DeviceError",
     "DeviceLostError",
     "DeviceUnavailableError",
+    "Embedder",
     "HubError",
     "InvalidInputError",
     "KernelCompileError",
@@ -66,6 +68,7 @@ __all__ = [
     "__version__",
     "guard_model_files",
     "list_devices",
+    "load_embedder",
     "load_model",
     "quantize",
     "select_device",
@@ -75,13 +78,14 @@ __all__ = [
 _HOMES = {
     "api": ("Model",),
     "arrays": ("Quantized", "TernaryMatrix", "quantize", "ternary_matmul"),
+    "embedder": ("Embedder",),
     "engine": ("Chunk", "Completion", "Load", "Request"),
     "cpu.guard": ("guard_model_files",),
     "devices.plugin": ("BackendReport",),
     "devices.registry": ("list_devices",),
     "devices.select": ("Selection", "select_device"),
     "hub.errors": ("HubError",),
-    "loading": ("load_model",),
+    "loading": ("load_embedder", "load_model"),
 }
 _MODULE_OF = {name: module for module, names in _HOMES.items() for name in names}
 

@@ -29,16 +29,18 @@ from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn, cast
 import numpy as np
 import numpy.typing as npt
 
+from bitnet.core.embedder import Embedder
 from bitnet.core.engine import Completion, GenerationOptions
 from bitnet.core.engine.constraint import MakesConstraint
 from bitnet.core.engine.perplexity import Perplexity, running_perplexity
 from bitnet.core.engine.request import Request
 from bitnet.core.engine.warm import WarmUp
 from bitnet.core.engine.worker import Load, Worker
-from bitnet.core.errors import InvalidInputError, brief
+from bitnet.core.errors import DeviceError, InvalidInputError, brief
 from bitnet.core.hal import Device, DeviceInfo, Executable, ExecutableStats
 from bitnet.core.model.file import ModelFile
 from bitnet.core.model.file_backed import FileBacked
+from bitnet.core.model.pooling import Pooling
 from bitnet.core.support import env
 
 if TYPE_CHECKING:
@@ -87,8 +89,9 @@ class Model(FileBacked):
         self._variables = env.snapshot()
         self.selection = replicas[0].selection
         self.context = worker.engine.preparer.context
+        self._embedding, self._embedders = threading.Lock(), list[Embedder]()
         # Also runs when the model is garbage-collected and at exit: the threads must end before the interpreter does.
-        self._finalizer = weakref.finalize(self, _close, worker, self._replicas, self._warm_ups)
+        self._finalizer = weakref.finalize(self, _close, worker, self._replicas, self._warm_ups, self._embedders)
 
     def __repr__(self) -> str:
         where = ", ".join(info.name for info in self.devices)
@@ -289,6 +292,32 @@ class Model(FileBacked):
         bos = tokens[0] if tokens and tokens[0] == self.tokenizer.bos_id else None
         return running_perplexity(self._score, tokens, context=context, bos=bos)
 
+    def embed(
+        self,
+        texts: Sequence[str | Sequence[int]],
+        *,
+        pooling: Pooling | None = None,
+        normalize: bool = True,
+        truncate: bool = False,
+    ) -> npt.NDArray[np.float32]:
+        """Vectors of texts, ``float32[n, d]``; arguments and errors as for :meth:`Embedder.embed
+        <bitnet.core.Embedder.embed>`.
+
+        The first call loads the weights onto the (first) device once more, without the output head. If the model only
+        computes vectors, :func:`~bitnet.core.load_embedder` takes half the memory.
+        """
+        with self._embedding:
+            if not self._finalizer.alive:
+                raise DeviceError("the model is closed.", device=self.device.name)
+            if not self._embedders:
+                kv_dtype = self._worker.engine.kv.dtype
+                self._embedders.append(
+                    Embedder(
+                        self._file, self._replicas[0].device, selection=None, context=self.context, kv_dtype=kv_dtype
+                    )
+                )
+        return self._embedders[0].embed(texts, pooling=pooling, normalize=normalize, truncate=truncate)
+
     def receipt(
         self,
         completion: Completion,
@@ -393,13 +422,15 @@ def _thinks(budget: int | None) -> bool | None:
     return False if budget == 0 else None
 
 
-def _close(worker: Worker, replicas: Sequence[Replica], warm_ups: Sequence[WarmUp]) -> None:
+def _close(
+    worker: Worker, replicas: Sequence[Replica], warm_ups: Sequence[WarmUp], embedders: Sequence[Embedder]
+) -> None:
     if worker.elsewhere:  # forked: the parent may have been in a step; the memory is freed when this process ends
         return
     if worker.runs_this or any(
         w.thread is threading.current_thread() for w in warm_ups
     ):  # garbage collection ran in the middle of a step, which holds the locks that closing waits for
-        threading.Thread(target=_close, args=(worker, replicas, warm_ups), name="bitnet-close").start()
+        threading.Thread(target=_close, args=(worker, replicas, warm_ups, embedders), name="bitnet-close").start()
         return
     worker.close()
     for warm_up in warm_ups:
@@ -409,3 +440,5 @@ def _close(worker: Worker, replicas: Sequence[Replica], warm_ups: Sequence[WarmU
             if selection is not None:
                 stack.callback(device.close)
             stack.callback(executable.close)
+        for embedder in embedders:
+            stack.callback(embedder.close)

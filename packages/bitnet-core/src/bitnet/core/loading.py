@@ -1,4 +1,4 @@
-"""Loads a model: opens its file and its devices side by side, and makes an engine for each device."""
+"""Loads a model: opens its file and its devices side by side, and makes an engine for each device, or an embedder."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from bitnet.core import hub
 from bitnet.core.api import Model, Replica
 from bitnet.core.devices import registry
 from bitnet.core.devices.opening import opening, side_by_side
+from bitnet.core.embedder import Embedder
 from bitnet.core.engine import Engine
 from bitnet.core.engine.options import integer, truth
 from bitnet.core.engine.setup import context_for, open_engine
@@ -86,8 +87,7 @@ def load_model(
         OutOfMemoryError, DeviceError: The model does not fit the device, or the device failed.
         InvalidInputError: An argument is out of its range.
     """
-    if not (path is None or isinstance(path, PathLike) or (isinstance(path, str) and path)):
-        raise InvalidInputError(f"path is {brief(path)}; it must be the path of a GGUF file or a model on the hub.")
+    local = _local(path)
     options = LoadOptions(
         device=device,
         context=context,
@@ -102,7 +102,6 @@ def load_model(
         deterministic=env.flag("BITNET_DETERMINISTIC") if deterministic is None else deterministic,
         prompt_lookup=prompt_lookup,
     ).checked()
-    local = Path(default_model_path() if path is None else hub.local_path(path))
     while True:
         file, places = _open(local, options)
         try:
@@ -120,6 +119,54 @@ def load_model(
         options = replace(options, device="cpu")
 
 
+def load_embedder(
+    path: str | Path | None = None,
+    *,
+    device: str | Device | None = None,
+    context: int | None = None,
+    kv_dtype: KVDtype = "f16",
+    step_tokens: int | None = None,
+    threads: int | None = None,
+    strict: bool | None = None,
+    i2s_layout: I2SLayout = "official",
+) -> Embedder:
+    """Load a GGUF model onto one device, to compute vectors of texts. Its output head is not loaded.
+
+    Args and errors are those of :func:`load_model`. ``context`` is the maximum length of a text.
+    """
+    options = LoadOptions(
+        device=device,
+        context=context,
+        kv_dtype=kv_dtype,
+        step_tokens=step_tokens,
+        threads=threads,
+        strict=strict,
+        i2s_layout=i2s_layout,
+    ).checked()
+    file, places = _open(_local(path), options)
+    try:
+        if len(places) > 1:
+            names = ", ".join(opened.info.name for _, opened in places)
+            raise InvalidInputError(f"the devices are {names}; vectors are computed on one.", hint="Name one device.")
+        ((selection, opened),) = places
+        with registry.computing(opened.info)():
+            made = Embedder(
+                file,
+                opened,
+                selection=selection,
+                context=options.context or context_for(file, [opened], kv_dtype=kv_dtype),
+                kv_dtype=kv_dtype,
+                step_tokens=options.step_tokens,
+            )
+        file.gguf.check()
+        return made
+    except BaseException:
+        for selection, opened in places:
+            if selection is not None:
+                opened.close()
+        raise
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoadOptions:
     """The arguments of :func:`load_model`, which explains them, but for the path."""
@@ -127,15 +174,15 @@ class LoadOptions:
     device: str | Device | None
     context: int | None
     kv_dtype: KVDtype
-    max_seqs: int
+    max_seqs: int = 1
     step_tokens: int | None
     threads: int | None
     strict: bool | None
     i2s_layout: I2SLayout
-    max_queue: int | None
-    max_queue_tokens: int | None
-    deterministic: bool
-    prompt_lookup: bool
+    max_queue: int | None = None
+    max_queue_tokens: int | None = None
+    deterministic: bool = False
+    prompt_lookup: bool = False
 
     def checked(self) -> LoadOptions:
         """The same, with whole numbers and truth values of numpy's made Python's.
@@ -153,6 +200,13 @@ class LoadOptions:
 
 Places = list[tuple["Selection | None", Device]]
 """Open devices, each with how it was selected; None: the caller's own device, which stays open."""
+
+
+def _local(path: str | Path | None) -> Path:
+    """The path of a model's file, downloaded if need be."""
+    if not (path is None or isinstance(path, PathLike) or (isinstance(path, str) and path)):
+        raise InvalidInputError(f"path is {brief(path)}; it must be the path of a GGUF file or a model on the hub.")
+    return Path(default_model_path() if path is None else hub.local_path(path))
 
 
 def _open(path: Path, options: LoadOptions) -> tuple[ModelFile, Places]:

@@ -12,6 +12,7 @@ from bitnet.core.cli.completion import completion
 from bitnet.core.cli.console import say
 from bitnet.core.cli.convert import convert
 from bitnet.core.cli.devices import devices
+from bitnet.core.cli.embed import embed
 from bitnet.core.cli.evaluate import evaluate, perplexity
 from bitnet.core.cli.hub import list_models, pull, remove
 from bitnet.core.cli.inspect import inspect
@@ -92,6 +93,7 @@ def cli(ctx: click.Context) -> None:
 for _command in (
     run,
     chat,
+    embed,
     devices,
     bench,
     inspect,

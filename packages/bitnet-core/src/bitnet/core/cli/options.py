@@ -18,6 +18,7 @@ from bitnet.core.support.foreign import label
 
 if TYPE_CHECKING:
     from bitnet.core.api import Model
+    from bitnet.core.embedder import Embedder
     from bitnet.core.engine.options import OptionArguments
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -213,11 +214,24 @@ kv_dtype_option = click.option(
     show_default=True,
     help="Type of the KV cache; i8 takes half the memory of f16.",
 )
+threads_option = click.option(
+    "-t", "--threads", metavar="N", type=click.IntRange(1, 1024), help=f"CPU threads.  {THREADS_DEFAULT}"
+)
+embedder_options = _together(
+    model_file_option,
+    device_option,
+    strict_option,
+    threads_option,
+    kv_dtype_option,
+    i2s_layout_option,
+    verbose_option,
+)
+"""Options of commands that compute vectors of texts."""
 model_options = _together(
     model_file_option,
     device_option,
     strict_option,
-    click.option("-t", "--threads", metavar="N", type=click.IntRange(1, 1024), help=f"CPU threads.  {THREADS_DEFAULT}"),
+    threads_option,
     kv_dtype_option,
     i2s_layout_option,
     deterministic_option,
@@ -316,6 +330,13 @@ def load(params: dict[str, Any], *, context_name: str = "--context", **more: Any
     from bitnet.core.loading import load_model
 
     return load_by(load_model, params, context_name=context_name, **more)
+
+
+def load_embedder(params: dict[str, Any], **more: Any) -> Embedder:
+    """As :func:`load`, for a command that computes vectors of texts."""
+    from bitnet.core.loading import load_embedder as loader
+
+    return load_by(loader, params, **more)
 
 
 def load_by(loader: Callable[..., T], params: dict[str, Any], *, context_name: str = "--context", **more: Any) -> T:

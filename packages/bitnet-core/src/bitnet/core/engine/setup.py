@@ -12,7 +12,7 @@ from bitnet.core.engine.engine import Engine
 from bitnet.core.engine.preparer import Preparer
 from bitnet.core.engine.states import MAX_SNAPSHOTS
 from bitnet.core.errors import InvalidInputError, ModelFileError, OutOfMemoryError
-from bitnet.core.hal import Device, Executable, KVDtype, KVSpec, Limits, Weight
+from bitnet.core.hal import Device, Executable, KVDtype, KVSpec, Limits, Program, Weight
 from bitnet.core.hal.check import check_features
 from bitnet.core.model.program import BLOCK_SIZE, build_program
 from bitnet.core.model.rope import rope_bytes
@@ -71,8 +71,23 @@ def context_for(file: ModelFile, devices: Iterable[Device], *, kv_dtype: KVDtype
     _check_type(kv_dtype)
     return min(
         default_context(file.config, size=file.size, kv_dtype=kv_dtype, total=total, free=max(0, free - file.size))
-        for total, free in map(_memory, devices)
+        for total, free in map(device_memory, devices)
     )
+
+
+def check_sizes(config: ModelConfig, *, context: int, kv_dtype: str, step_tokens: int | None) -> None:
+    """Check a program's sizes.
+
+    Raises:
+        InvalidInputError: One is out of its range.
+    """
+    _check_type(kv_dtype)
+    if not 2 <= context <= config.context_length:
+        raise InvalidInputError(
+            f"context is {context}; for {config.name} it must be in 2 … {config.context_length} tokens."
+        )
+    if step_tokens is not None and not 1 <= step_tokens <= MAX_STEP_TOKENS:
+        raise InvalidInputError(f"step_tokens is {step_tokens}; it must be in 1 … {MAX_STEP_TOKENS}.")
 
 
 def _check_type(kv_dtype: str) -> None:
@@ -80,7 +95,7 @@ def _check_type(kv_dtype: str) -> None:
         raise InvalidInputError(f"kv_dtype is {kv_dtype!r}; it must be f16, f32 or i8.")
 
 
-def _memory(device: Device) -> tuple[int, int]:
+def device_memory(device: Device) -> tuple[int, int]:
     """A device's total and free memory in bytes; guesses if it does not report them."""
     memory = device.memory()
     total = memory.total or UNKNOWN_MEMORY
@@ -125,6 +140,21 @@ def weights_again(
     return build_program(file.config, file.weights_for(features), **options).weights
 
 
+def compile_model(file: ModelFile, device: Device, **options: Any) -> tuple[Program, Executable]:
+    """Build a model's program and compile it; ``options`` are those of ``build_program``.
+
+    Raises:
+        UnsupportedProgramError: The device lacks a feature that the program needs.
+        OutOfMemoryError, KernelCompileError: The model does not fit the device, or a kernel does not compile.
+    """
+    features = device.info.features
+    program = build_program(file.config, file.weights_for(features), **options)
+    again = partial(weights_again, file.path.absolute(), file.i2s_layout, file.gguf.identity, features, options)
+    program = replace(program, again=again)
+    check_features(program, device.info)
+    return program, device.compile(program)
+
+
 def open_engine(
     file: ModelFile,
     device: Device,
@@ -145,11 +175,7 @@ def open_engine(
         OutOfMemoryError, KernelCompileError: The model does not fit the device, or a kernel does not compile.
     """
     config = file.config
-    _check_type(kv_dtype)
-    if not 2 <= context <= config.context_length:
-        raise InvalidInputError(
-            f"context is {context}; for {config.name} it must be in 2 … {config.context_length} tokens."
-        )
+    check_sizes(config, context=context, kv_dtype=kv_dtype, step_tokens=step_tokens)
     if deterministic:
         if step_tokens not in (None, DETERMINISTIC_TOKENS):
             raise InvalidInputError(
@@ -158,8 +184,6 @@ def open_engine(
         step_tokens = DETERMINISTIC_TOKENS
     if step_tokens is None:
         step_tokens = device.info.step_tokens or STEP_TOKENS
-    if not 1 <= step_tokens <= MAX_STEP_TOKENS:
-        raise InvalidInputError(f"step_tokens is {step_tokens}; it must be in 1 … {MAX_STEP_TOKENS}.")
     if not 1 <= max_seqs <= step_tokens:
         raise InvalidInputError(f"max_seqs is {max_seqs}; it must be in 1 … {step_tokens} (step_tokens).")
     limits = Limits(
@@ -168,7 +192,7 @@ def open_engine(
         max_rows=step_tokens if deterministic else max(max_seqs, min(STEP_ROWS, step_tokens)),
         max_blocks=-(-context // BLOCK_SIZE),
     )
-    total, free = device.memory().total, _memory(device)[1] - file.size
+    total, free = device.memory().total, device_memory(device)[1] - file.size
     entries = state_entries(config, max_seqs=max_seqs, free=max(0, free))
     needed = context * position_bytes(config, kv_dtype)
     if config.delta_net is not None:
@@ -180,15 +204,17 @@ def open_engine(
             hint="Choose a shorter context, or keep the cache in int8 (kv_dtype i8).",
         )
     blocks = cache_blocks(config, context=context, max_seqs=max_seqs, kv_dtype=kv_dtype, free=max(0, free))
-    options: dict[str, Any] = {"limits": limits, "num_blocks": blocks, "kv_dtype": kv_dtype}
-    options |= {"deterministic": deterministic, "state_entries": max(1, entries)}
-    program = build_program(config, file.weights_for(device.info.features), **options)
-    again = partial(weights_again, file.path.absolute(), file.i2s_layout, file.gguf.identity, device.info.features)
-    program = replace(program, again=partial(again, options))
+    program, executable = compile_model(
+        file,
+        device,
+        limits=limits,
+        num_blocks=blocks,
+        kv_dtype=kv_dtype,
+        deterministic=deterministic,
+        state_entries=max(1, entries),
+    )
     assert program.kv is not None
     tokenizer = file.tokenizer
-    check_features(program, device.info)
-    executable = device.compile(program)
     preparer = Preparer(
         context=context,
         vocab_size=config.vocab_size,

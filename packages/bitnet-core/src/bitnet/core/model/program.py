@@ -74,6 +74,7 @@ def build_program(
     block_size: int = BLOCK_SIZE,
     deterministic: bool = False,
     state_entries: int = 1,
+    head: bool = True,
 ) -> Program:
     """The program of a model; it ends in ``Sample``, so that a step returns a token for each of its rows.
 
@@ -87,6 +88,7 @@ def build_program(
         num_blocks: Blocks of the KV cache, over all sequences.
         deterministic: See :class:`~bitnet.core.hal.Program`.
         state_entries: Entries of the states of recurrent layers.
+        head: If false, the program ends in the last norm instead, whose result is ``last``, ``f32[R, hidden]``.
     """
     cos, sin = rope_tables(config, limits.max_blocks * block_size)
     used = dict(weights)
@@ -96,8 +98,8 @@ def build_program(
         shape = len(cos), 1
         used["still_cos"] = DenseWeight(shape, "f32", lambda: np.ones(shape, np.float32))
         used["still_sin"] = DenseWeight(shape, "f32", lambda: np.zeros(shape, np.float32))
-    head = "token_embd" if weights.get("output") is weights.get("token_embd") else "output"
-    if head == "token_embd":
+    output = "token_embd" if weights.get("output") is weights.get("token_embd") else "output"
+    if output == "token_embd" or not head:
         used.pop("output", None)
 
     folded = config.hadamard
@@ -127,11 +129,11 @@ def build_program(
             UNIT_NORM if config.layer_norms else "output_norm",
             config.stream_eps,
             "last",
-            _transform(config, config.hidden_size, folded is not None and folded.head),
+            _transform(config, config.hidden_size, head and folded is not None and folded.head),
         ),
-        DenseMatmul("last", head, "logits"),
-        Sample("logits", "next"),
     ]
+    if head:
+        ops += [DenseMatmul("last", output, "logits"), Sample("logits", "next")]
 
     hidden, heads_width = config.hidden_size, config.heads * config.head_dim
     if config.layer_norms:
@@ -149,8 +151,7 @@ def build_program(
         *_recurrent_tensors(config),
         *_feed_forward_tensors(config),
         TensorSpec("last", "f32", ("R", hidden)),
-        TensorSpec("logits", "f32", ("R", config.vocab_size)),
-        TensorSpec("next", "i32", ("R",)),
+        *([TensorSpec("logits", "f32", ("R", config.vocab_size)), TensorSpec("next", "i32", ("R",))] if head else []),
     )
     return Program(
         ops=ops,
