@@ -52,7 +52,7 @@ def make_model(
     write_gguf(path, metadata(shape, seed), dict(tensors(shape, seed)), progress=progress)
 
 
-def metadata(shape: Shape, seed: int) -> dict[str, MetadataValue]:
+def metadata(shape: Shape, seed: int = 0) -> dict[str, MetadataValue]:
     """The keys of the official file."""
     if isinstance(shape, HybridShape):
         return random_qwen35.metadata(shape, seed)
