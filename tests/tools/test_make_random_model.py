@@ -24,7 +24,7 @@ from random_shapes import PRESETS, HybridShape
 
 def test_the_2b4t_preset_is_the_official_files() -> None:
     shape = PRESETS["2b4t"]
-    assert len(metadata(shape, 0)) == 24
+    assert len(metadata(shape)) == 24
     found = dict(tensors(shape, 0))
     assert len(found) == 332
     ternary = sum(int(np.prod(t.shape)) for t in found.values() if t.type.name == "I2_S")
