@@ -45,9 +45,13 @@ def random_weights(config: ModelConfig, rng: np.random.Generator) -> dict[str, W
     """Weights of any architecture, scaled so that no layer drowns another."""
     weights: dict[str, Weight] = {}
     for name, (kind, shape) in expected_weights(config):
-        if kind == "ternary":
+        if kind == "ternary" and len(shape) == 3:  # of all experts, with a scale for each row
+            rows = shape[0] * shape[1]
+            units = rng.uniform(0.02, 0.1, (rows, 1)).astype(np.float16)
+            weights[name] = ternary(random_ternary(rng, rows, shape[2]), units)
+        elif kind == "ternary":
             weights[name] = ternary(random_ternary(rng, *shape), float(rng.uniform(0.02, 0.1)))
-        elif name.endswith(("ssm_alpha", "ssm_beta", "ssm_conv1d", "ssm_dt.bias")):
+        elif name.endswith(("ffn_gate_inp", "ssm_alpha", "ssm_beta", "ssm_conv1d", "ssm_dt.bias")):
             weights[name] = dense(rng.normal(0, 0.4, shape).astype(np.float32))
         elif name.endswith("ssm_a"):
             weights[name] = dense(-rng.uniform(0.02, 0.5, shape).astype(np.float32))
@@ -58,6 +62,17 @@ def random_weights(config: ModelConfig, rng: np.random.Generator) -> dict[str, W
     if config.tied_embeddings:
         weights["output"] = weights["token_embd"]
     return weights
+
+
+@pytest.fixture
+def make_model() -> Callable[..., tuple[ModelConfig, dict[str, Weight]]]:
+    """Makes a configuration and random weights, from random numbers and whatever differs from the tiny model."""
+
+    def make(rng: np.random.Generator, **config: Any) -> tuple[ModelConfig, dict[str, Weight]]:
+        shape = replace(CONFIG, **config)
+        return shape, random_weights(shape, rng)
+
+    return make
 
 
 class ByteText:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -13,7 +14,10 @@ from bitnet.core.gguf import GGMLType, TensorSource
 from bitnet.core.gguf.blocks import encode_blocks
 from bitnet.core.hal import Attention, DenseWeight, ExpertMatmul, GluNormQuant, Limits, RopeAppend, TernaryWeight
 from bitnet.core.hal.check import check_program
+from bitnet.core.model import open_model
+from bitnet.core.model.convert import convert_model
 from bitnet.core.model.experts import Experts, Windows
+from bitnet.core.model.memory import token_bytes, weight_bytes
 from bitnet.core.model.program import build_program
 
 HIDDEN, HEADS, KV_HEADS, HEAD_DIM, FFN, VOCAB, LAYERS = 256, 4, 2, 64, 512, 300, 2
@@ -263,3 +267,26 @@ def test_shared_experts_are_refused(maple: Maple) -> None:
     maple.tensors["blk.0.ffn_gate_shexp.weight"] = maple.tensors["blk.0.attn_q.weight"]
     with pytest.raises(ModelFileError, match="is not part of the architecture maple"):
         _ = maple.open().weights
+
+
+@pytest.mark.parametrize("kind", ["tq1_0", "tq2_0", "q2_0", "q2_0_g128"])
+def test_convert(maple: Maple, tmp_path: Path, kind: str) -> None:
+    """Every encoding holds the same codes and scales, and experts stay stacked."""
+    source = maple.open()
+    convert_model(source.path, tmp_path / "new.gguf", dtype=kind)
+    made = open_model(tmp_path / "new.gguf")
+    assert made.config.experts == source.config.experts
+    for name in maple.rows:
+        old, new = source.weights[name], made.weights[name]
+        assert isinstance(new, TernaryWeight)
+        assert (new.shape, new.group) == (old.shape, old.group)
+        for a, b in zip(old.load(), new.load(), strict=True):
+            np.testing.assert_array_equal(a, b)
+
+
+def test_a_token_reads_only_its_experts(maple: Maple) -> None:
+    file = maple.open()
+    weights = file.weights
+    experts = sum(weights[n].shape[0] * (weights[n].shape[1] // 4 + 2) for n in maple.rows if n.endswith("_exps"))
+    difference = weight_bytes(weights) - token_bytes(weights, file.config.experts)
+    assert difference == experts * (EXPERTS - USED) // EXPERTS + (VOCAB - 1) * HIDDEN * 2

@@ -79,11 +79,13 @@ class Memory(NamedTuple):
 
     Attributes:
         weights: All weights.
+        token: Those of them that a decoded token reads.
         position: Each position of a sequence: its keys and values as f16, and its rotary angles.
         state: The states of recurrent layers of a sequence, twice: those that a step reads and those that it writes.
     """
 
     weights: int
+    token: int
     position: int
     state: int
 
@@ -95,11 +97,13 @@ class Memory(NamedTuple):
 def _memory(model: ModelFile) -> Memory:
     from bitnet.core.engine.setup import position_bytes
     from bitnet.core.hal import TERNARY_TABLES
-    from bitnet.core.model.memory import weight_bytes
+    from bitnet.core.model.memory import token_bytes, weight_bytes
 
     config = model.config
     state = 0 if config.delta_net is None else 2 * config.delta_net.state_bytes
-    return Memory(weight_bytes(model.weights_for({TERNARY_TABLES})), position_bytes(config, "f16"), state)
+    weights = model.weights_for({TERNARY_TABLES})
+    token = token_bytes(weights, config.experts)
+    return Memory(weight_bytes(weights), token, position_bytes(config, "f16"), state)
 
 
 def _needs(config: ModelConfig, memory: Memory) -> list[str]:
@@ -107,7 +111,7 @@ def _needs(config: ModelConfig, memory: Memory) -> list[str]:
     each = f"{size(memory.position)} for each token of context"
     each = f"{size(memory.state)} for the states of a sequence, {each}" if memory.state else each
     contexts = sorted({*(n for n in CONTEXTS if n < config.context_length), config.context_length})
-    lines = [f"memory: {size(memory.weights)} of weights, {each} (f16)"]
+    lines = [f"memory: {size(memory.weights)} of weights, of which a token reads {size(memory.token)}; {each} (f16)"]
     lines += [f"  {'sequences':<10}" + "".join(f"{f'context {context}':>18}" for context in contexts)]
     for sequences in SEQUENCES:
         lines += [f"  {sequences:<10}" + "".join(f"{size(memory.total(sequences, n)):>18}" for n in contexts)]
@@ -183,6 +187,10 @@ def _lines(gguf: GGUFFile, config: ModelConfig | None, memory: Memory | None, re
         if (net := config.delta_net) is not None:
             heads = f"{net.v_heads} value heads of {net.v_dim} over {net.k_heads} key heads of {net.k_dim}"
             traits += [f"{sum(net.recurrent)} recurrent layers ({heads}, convolutions of {net.taps})"]
+        if (experts := config.experts) is not None:
+            traits.append(f"{experts.count} experts a layer, {experts.used} a token")
+        if (windows := config.windows) is not None:
+            traits.append(f"windows of {windows.size} in {sum(windows.slides)} layers, no positions in the others")
         if config.hadamard is not None:
             traits += [f"Hadamard transforms of {config.hadamard.block}"]
         lines.append(
@@ -191,6 +199,7 @@ def _lines(gguf: GGUFFile, config: ModelConfig | None, memory: Memory | None, re
             f"{config.heads} heads of {config.head_dim} over {config.kv_heads} KV heads, FFN {config.ffn_size}, "
             f"vocabulary {config.vocab_size}, context {config.context_length}, {', '.join(traits)}"
         )
+    lines.append(f"encodings: {', '.join(_by_kind(reports))}")
     encodings = Counter(_encoding(report) for report in reports if report.statistics is not None)
     if encodings:
         lines.append("ternary: " + ", ".join(f"{count} {name}" for name, count in encodings.most_common()))
@@ -209,6 +218,30 @@ def _lines(gguf: GGUFFile, config: ModelConfig | None, memory: Memory | None, re
             line += f" (median of groups of {codes.group})" if codes.group else ""
         lines.append(line)
     return lines
+
+
+_KINDS = (
+    ("embedding", lambda name: name == "token_embd"),
+    ("head", lambda name: name == "output"),
+    ("experts", lambda name: "_exps" in name or "_shexp" in name),
+    ("routers", lambda name: name.endswith("ffn_gate_inp")),
+    ("attention", lambda name: ".attn_" in name),
+    ("feed-forward layers", lambda name: ".ffn_" in name),
+    ("recurrent layers", lambda name: ".ssm_" in name),
+    ("other matrices", lambda name: True),
+)
+"""What matrices are for, by their names; the first that fits counts."""
+
+
+def _by_kind(reports: list[TensorReport]) -> list[str]:
+    """The types of each kind of tensor."""
+    kinds: dict[str, Counter[str]] = {}
+    for report in reports:
+        name = report.info.name.removesuffix(".weight")
+        kind = next(kind for kind, fits in _KINDS if fits(name)) if len(report.info.shape) > 1 else "vectors"
+        kinds.setdefault(kind, Counter())[report.info.type.name] += 1
+    order = (*(kind for kind, _ in _KINDS), "vectors")
+    return [f"{kind} {'/'.join(kinds[kind])}" for kind in order if kind in kinds]
 
 
 def _encoding(report: TensorReport) -> str:

@@ -137,7 +137,7 @@ def _read_gguf(model: ModelFile) -> tuple[dict[str, MetadataValue], dict[str, Te
     for name, info in model.gguf.tensors.items():
         weight = model.weights.get(name.removesuffix(".weight"))
         if isinstance(weight, TernaryWeight):
-            tensors[name] = TernarySource(weight, partial(model.gguf.error, tensor=name))
+            tensors[name] = TernarySource(weight, partial(model.gguf.error, tensor=name), info.shape)
         elif _table(name) and info.type in BLOCK_TYPES and not holds_threes(info.type, model.gguf.data(info)):
             tensors[name] = _read_table(model, info)
         elif not name.endswith((".scale", ".weight_scale")):  # scales are part of their weights' sources

@@ -19,6 +19,8 @@ MAX_WINDOWED = 1024
 """Maximum layers of a model whose layers attend to windows; models have 24."""
 CLAMP = 7.0
 """The limit of Maple's gates and values, which files need not name."""
+EXPERTS = "_exps"
+"""End of the names of weights that have a matrix for each expert."""
 SOFTMAX = 1
 """llama.cpp's number of the softmax among the functions of routers."""
 

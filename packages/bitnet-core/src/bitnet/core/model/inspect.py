@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from math import isfinite
+from math import isfinite, prod
 
 import numpy as np
 import numpy.typing as npt
@@ -77,7 +77,7 @@ def inspect_tensors(file: GGUFFile, layout: I2SLayout = "official") -> Iterator[
             another.
     """
     for info in file.tensors.values():
-        if info.type not in (GGMLType.I2_S, *BLOCK_TYPES, *LOOKUP_TYPES) or len(info.shape) != 2:
+        if info.type not in (GGMLType.I2_S, *BLOCK_TYPES, *LOOKUP_TYPES) or len(info.shape) not in (2, 3):
             yield TensorReport(info)
             continue
         try:
@@ -88,7 +88,7 @@ def inspect_tensors(file: GGUFFile, layout: I2SLayout = "official") -> Iterator[
 
 
 def _report(file: GGUFFile, info: TensorInfo, layout: I2SLayout) -> TensorReport:
-    shape = (info.shape[0], info.shape[1])
+    shape = (prod(info.shape[:-1]), info.shape[-1])  # matrices of several experts are stacked
     check_ternary(info.type, shape, layout)
     data = file.data(info)
     if info.type is GGMLType.I2_S:

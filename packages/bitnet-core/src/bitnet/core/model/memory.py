@@ -7,6 +7,7 @@ from math import prod
 
 from bitnet.core.gguf.ternary import row_bytes
 from bitnet.core.hal import TernaryWeight, Weight
+from bitnet.core.model.experts import EXPERTS, Experts
 
 
 def weight_bytes(weights: Mapping[str, Weight]) -> int:
@@ -15,6 +16,19 @@ def weight_bytes(weights: Mapping[str, Weight]) -> int:
     The formats of files can be smaller (PTQ1_0 takes 1.75 bits) or larger. A tied head counts once.
     """
     return sum(_bytes(weight) for weight in {id(weight): weight for weight in weights.values()}.values())
+
+
+def token_bytes(weights: Mapping[str, Weight], experts: Experts | None) -> int:
+    """Bytes of the weights that a decoded token reads: of embeddings one row, of experts those that it is routed to."""
+    total = 0
+    for name, weight in weights.items():
+        if name == "token_embd":
+            total += _bytes(weight) // weight.shape[0]
+        elif experts is not None and name.endswith(EXPERTS):
+            total += _bytes(weight) * experts.used // experts.count
+        else:
+            total += _bytes(weight)
+    return total
 
 
 def _bytes(weight: Weight) -> int:

@@ -26,10 +26,12 @@ class TernarySource(NamedTuple):
     Attributes:
         weight: The matrix; its ``load`` raises a :class:`ModelFileError` that names it.
         error: Makes an error that names the matrix.
+        stacked: The tensor's shape where experts' matrices are stacked along the rows, ``(E, N, K)``; None: it is one.
     """
 
     weight: TernaryWeight
     error: Callable[[str], ModelFileError]
+    stacked: tuple[int, ...] | None = None
 
 
 def encoded(name: str, source: TernarySource, dtype: GGMLType) -> dict[str, TensorSource]:
@@ -46,17 +48,18 @@ def encoded(name: str, source: TernarySource, dtype: GGMLType) -> dict[str, Tens
         ModelFileError: ``dtype`` cannot hold a matrix of this shape. Other mismatches are found when the data are read.
     """
     (n, k), group = source.weight.shape, source.weight.group
+    shape = source.stacked or (n, k)
     if dtype is GGMLType.I2_S:
         if n * k % GROUP:
             raise source.error(f"has the shape ({n}, {k}); I2_S needs a multiple of {GROUP} weights.")
-        return {f"{name}.weight": TensorSource((n, k), dtype, partial(_i2s, source))}
+        return {f"{name}.weight": TensorSource(shape, dtype, partial(_i2s, source))}
     if k % BLOCKS[dtype][0]:
         raise source.error(f"has rows of {k} weights; {dtype.name} needs a multiple of {BLOCKS[dtype][0]}.")
     if group is not None:
-        return {f"{name}.weight": TensorSource((n, k), dtype, partial(_blocks, source, dtype, None))}
+        return {f"{name}.weight": TensorSource(shape, dtype, partial(_blocks, source, dtype, None))}
     rest = np.empty(1, np.float32)  # set while the blocks, which come first in the file, are written
     return {
-        f"{name}.weight": TensorSource((n, k), dtype, partial(_blocks, source, dtype, rest)),
+        f"{name}.weight": TensorSource(shape, dtype, partial(_blocks, source, dtype, rest)),
         f"{name}.scale": TensorSource((1,), GGMLType.F32, lambda: (rest,)),
     }
 
