@@ -33,14 +33,16 @@ kernel void rope_append(global const int *step, int token_seq, int seq_begin, in
         for (int i = get_local_id(0); i < DIM; i += get_local_size(0)) STORE_KV(row[i], values, place + i);
         return;
     }
+    if (head >= heads)
+        for (int i = 2 * PAIRS + get_local_id(0); i < DIM; i += get_local_size(0)) STORE_KV(row[i], keys, place + i);
 #endif
-    for (int i = get_local_id(0); i < DIM / 2; i += get_local_size(0)) {
+    for (int i = get_local_id(0); i < PAIRS; i += get_local_size(0)) {
 #if NEOX
-        int first = i, second = i + DIM / 2;
+        int first = i, second = i + PAIRS;
 #else
         int first = 2 * i, second = 2 * i + 1;
 #endif
-        float c = cosines[(size_t)position * (DIM / 2) + i], s = sines[(size_t)position * (DIM / 2) + i];
+        float c = cosines[(size_t)position * PAIRS + i], s = sines[(size_t)position * PAIRS + i];
         float a = row[first], b = row[second];
         float rotated_a = a * c - b * s, rotated_b = b * c + a * s;
         if (head < heads) {

@@ -14,6 +14,7 @@ from bitnet.core.hal import (
     KERNEL_FEATURES,
     LOOK_AHEAD,
     PREPARES,
+    STATES,
     Device,
     DeviceInfo,
     DeviceType,
@@ -202,7 +203,7 @@ def _found(hip: Hip, index: int, properties: Properties, kind: Architecture, ver
         type=DeviceType.VIRTUAL if hip.is_test_driver else kind_of,
         memory=properties.total_memory,
         driver_version=version,
-        features=(*kind.features, "f16", f"wave{kind.wave}", *KERNEL_FEATURES, PREPARES, LOOK_AHEAD),
+        features=(*kind.features, "f16", f"wave{kind.wave}", *KERNEL_FEATURES, STATES, PREPARES, LOOK_AHEAD),
         details=details,
     )
     return Found(marked(info), kind, abilities)

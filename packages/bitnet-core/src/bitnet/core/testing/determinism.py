@@ -104,11 +104,12 @@ def engines(device: Device, program: Program, load: Load, vocab: int) -> Iterato
     with not_yet():
         executable: Executable = device.compile(program)
     made: list[Engine] = []
+    entries = max((spec.entries for spec in program.states.values()), default=0)
 
-    def make() -> Engine:
+    def make(*, lookup: bool = False) -> Engine:
         assert program.kv is not None
         preparer = Preparer(
-            context=load.context, vocab_size=vocab, eos=frozenset(), text=lambda prompt: _NoText(), lookup=False
+            context=load.context, vocab_size=vocab, eos=frozenset(), text=lambda prompt: _NoText(), lookup=lookup
         )
         made.append(
             Engine(
@@ -118,6 +119,7 @@ def engines(device: Device, program: Program, load: Load, vocab: int) -> Iterato
                 kv=program.kv,
                 device=device.info.name,
                 features=device.info.features,
+                state_entries=entries,
             )
         )
         return made[-1]

@@ -8,8 +8,10 @@ if no file that was read has the text, or a signal's if a guard has ended the pr
 
 from __future__ import annotations
 
+import os
+import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -31,6 +33,14 @@ class Mutant(NamedTuple):
         """What follows ``python`` to run these tests of a file with the change."""
         selection = ["-n0", "-q", "-x", "-p", "no:cacheprovider", "-m", "nightly or not nightly", "-k", self.tests]
         return ["-m", __name__, self.old, self.new, *options, *selection, str(suite)]
+
+    def assert_caught(self, suite: Path, *options: str, environment: Mapping[str, str]) -> None:
+        """Check that a test of the file fails with the change, or that a guard ends the process."""
+        command = [sys.executable, *self.command(suite, *options)]
+        done = subprocess.run(command, env={**os.environ, **environment}, capture_output=True, text=True, check=False)
+        assert done.returncode != UNUSED, f"no kernel has {self.old!r}"
+        failed = done.returncode == 1 and "failed" in done.stdout
+        assert failed or done.returncode < 0, done.stdout + done.stderr
 
 
 def run(old: str, new: str, arguments: Sequence[str]) -> int:

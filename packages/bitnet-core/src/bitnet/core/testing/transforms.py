@@ -10,19 +10,23 @@ import pytest
 from bitnet.core.errors import InvalidInputError, UnsupportedProgramError
 from bitnet.core.hal import (
     STATES,
+    Attention,
     Device,
     Embed,
     GluNormQuant,
+    KVDtype,
     KVSpec,
     Limits,
     NormQuant,
     NormRows,
+    Op,
     RopeAppend,
     SequenceStep,
     Transform,
     Weight,
 )
 from bitnet.core.testing import oracle, oracle_recurrent
+from bitnet.core.testing.attention import BOUND
 from bitnet.core.testing.base import DeviceTests
 from bitnet.core.testing.cases import Size, log_uniform, needs, over, pick
 from bitnet.core.testing.norms import check_codes, norm_weight, varied
@@ -31,6 +35,7 @@ from bitnet.core.testing.rig import (
     Rig,
     assert_rel,
     assert_same_bits,
+    assert_within,
     dense,
     random_ternary,
     tensor,
@@ -147,6 +152,35 @@ class TransformTests(DeviceTests):
             q[:, :part] = oracle.rotate(q[:, :part], cos[row + 9], sin[row + 9], style)
             assert_rel(f"q of token {row}", out[row, : heads * d].reshape(heads, d), q, 2e-6 if normed else 1e-6)
         assert_same_bits("v", out[:, (heads + kv_heads) * d :], x[:, (heads + kv_heads) * d :])
+
+    @needs(STATES)
+    @pytest.mark.parametrize("kv_dtype", ["f32", "f16", "i8"])
+    @pytest.mark.parametrize("style", ["neox", "interleaved"])
+    def test_attention_to_keys_with_a_rotated_part(
+        self, device: Device, rng: np.random.Generator, style: Literal["neox", "interleaved"], kv_dtype: KVDtype
+    ) -> None:
+        """Keys are in the cache with the elements that are not rotated, too."""
+        m, heads, kv_heads, d, part = 9, 2, 1, 32, 12
+        x = rng.standard_normal((m, (heads + 2 * kv_heads) * d)).astype(np.float32)
+        angles = rng.uniform(0, 7, (m, part // 2))
+        cos, sin = np.cos(angles).astype(np.float32), np.sin(angles).astype(np.float32)
+        weights: dict[str, Weight] = {"cos": dense(cos), "sin": dense(sin)}
+        ops: list[Op] = [
+            RopeAppend("qkv", 0, heads, kv_heads, d, "cos", "sin", style),
+            Attention("qkv", "out", 0, heads, kv_heads, d),
+        ]
+        specs = [tensor("qkv", "f32", "M", x.shape[1]), tensor("out", "f32", "M", heads * d)]
+        kv = KVSpec(1, kv_heads, d, 3, dtype=kv_dtype)
+        with Rig(device, ops, specs, weights, limits=Limits(m, max_blocks=1), kv=kv) as rig:
+            out = rig.run([SequenceStep(np.zeros(m, np.int32), m, [2])], {"qkv": x}, ["qkv", "out"])
+        cache, all_heads = oracle.Cache(kv_dtype, m), x.reshape(m, -1, d).astype(np.float64)
+        for row in range(m):
+            q, k = out["qkv"][row].reshape(-1, d)[:heads], all_heads[row, heads : heads + kv_heads].copy()
+            k[:, :part] = oracle.rotate(k[:, :part], cos[row], sin[row], style)
+            cache.put(0, row, k, all_heads[row, heads + kv_heads :])
+            exact, doubt = (f(0, row, q).reshape(-1) for f in (cache.attend, cache.doubt))
+            bound = BOUND[kv_dtype] * abs(exact).max() + doubt
+            assert_within(f"attention of token {row}", out["out"][row], exact, bound)
 
     def test_transforms_are_refused_without_the_feature(self, device: Device) -> None:
         """An operation with a transform never runs as if it had none."""

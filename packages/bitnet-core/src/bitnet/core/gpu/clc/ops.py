@@ -17,17 +17,28 @@ from bitnet.core.gpu.clc.attention import DECODE_TOKENS
 from bitnet.core.gpu.clc.products import MAX_GROUP
 from bitnet.core.gpu.clc.vendors import VENDORS, Vendor
 from bitnet.core.gpu.context import Bucket, Context, Dispatch
-from bitnet.core.gpu.drivers.interface import Launch
+from bitnet.core.gpu.drivers.interface import Buffer, Launch
 from bitnet.core.gpu.fusions import FeedForward, GatedProduct, NormGatedProduct, NormProduct, RopeAttention
 from bitnet.core.gpu.lowering import Lowering
 from bitnet.core.gpu.ops import RowOps, power_of_two
 from bitnet.core.gpu.ops.products import feed_forward, glu_products, normed, row_sums
 from bitnet.core.gpu.ops.scaled import head_norms, norms_heads
-from bitnet.core.gpu.ops.variants import GroupScaledMatmul, NormedRope, TernaryTable, variants
+from bitnet.core.gpu.ops.variants import GroupScaledMatmul, NormedRope, TernaryTable, recurrent_variants, variants
 from bitnet.core.gpu.sources import KernelSources
-from bitnet.core.hal import Attention, DenseMatmul, GluNormQuant, NormQuant, RopeAppend, Sample, TernaryMatmul
+from bitnet.core.hal import (
+    Attention,
+    DenseMatmul,
+    GatedQuant,
+    GluNormQuant,
+    NormQuant,
+    RopeAppend,
+    Sample,
+    TernaryMatmul,
+)
 
 ENTRY = r"^kernel (?:__attribute__\(\(.*\)\) )?(?:OF_WA\w+ )?void (\w+)\("
+SUMS = 6
+"""Position of the sums of rows among the arguments of ``norm_quant`` and ``glu_norm_quant``."""
 MAX_SAMPLERS = 1024
 """Maximum work-items for sampling a token on a GPU."""
 
@@ -44,6 +55,21 @@ def sources(
     return KernelSources(package, backend, ending=".cl", common=common, entry=ENTRY, vendors=vendors)
 
 
+class SummingRows(RowOps):
+    """Operations on rows whose quantisations also store the sum of each row of codes."""
+
+    def norm_quant(self, ctx: Context, op: NormQuant, bucket: Bucket) -> list[Launch]:
+        (launch,) = super().norm_quant(ctx, op, bucket)
+        return [_summing(ctx, launch, op.out)]
+
+    def glu_norm_quant(self, ctx: Context, op: GluNormQuant, bucket: Bucket) -> list[Launch]:
+        (launch,) = super().glu_norm_quant(ctx, op, bucket)
+        return [_summing(ctx, launch, op.out)]
+
+    def absmax(self, ctx: Context, op: NormQuant | GluNormQuant | GatedQuant, x: Buffer, bucket: Bucket) -> Launch:
+        return _summing(ctx, super().absmax(ctx, op, x, bucket), op.out)
+
+
 class ClcOps:
     """The lowering for a device.
 
@@ -53,7 +79,7 @@ class ClcOps:
 
     def __init__(self, abilities: Abilities, vendor: Vendor | None = None) -> None:
         vendor = vendor or VENDORS[abilities.matrix]
-        self._rows = RowOps(group=power_of_two(min(abilities.group, MAX_GROUP)))
+        self._rows = SummingRows(group=power_of_two(min(abilities.group, MAX_GROUP)))
         self._products, self._attention = vendor.products(abilities), vendor.attention(abilities)
         self._leaves_out = vendor.leaves_out
         samples = RowOps(group=power_of_two(min(abilities.group, MAX_SAMPLERS))) if abilities.gpu else self._rows
@@ -62,8 +88,6 @@ class ClcOps:
             **variants(self._rows),
             RopeAppend: self.rope_append,
             NormedRope: self.rope_append,
-            NormQuant: self.norm_quant,
-            GluNormQuant: self.glu_norm_quant,
             TernaryMatmul: self._products.ternary_matmul,
             GroupScaledMatmul: self._products.ternary_matmul,
             DenseMatmul: self._products.dense_matmul,
@@ -77,23 +101,19 @@ class ClcOps:
             GatedProduct: self._gated_product,
             **vendor.groups(abilities),
         }
+        if vendor.recurrent:
+            self._table = {**self._table, **recurrent_variants(self._rows, self._table)}
 
     def lowering(self) -> Lowering:
         """The lowering for :class:`bitnet.core.gpu.GpuDevice`."""
         return Lowering(self._table, self._leaves_out)
 
-    def norm_quant(self, ctx: Context, op: NormQuant, bucket: Bucket) -> list[Launch]:
-        (launch,) = self._rows.norm_quant(ctx, op, bucket)
-        *args, dim = launch.args
-        return [replace(launch, args=(*args, row_sums(ctx, op.out), dim))]
-
-    def glu_norm_quant(self, ctx: Context, op: GluNormQuant, bucket: Bucket) -> list[Launch]:
-        (launch,) = self._rows.glu_norm_quant(ctx, op, bucket)
-        *args, dim, products = launch.args
-        return [replace(launch, args=(*args, row_sums(ctx, op.out), dim, products))]
-
     def rope_append(self, ctx: Context, op: RopeAppend, bucket: Bucket) -> list[Launch]:
-        return [*_head_norms(ctx, op, bucket), *self._rows.rope_append(ctx, op, bucket)]
+        (launch,) = self._rows.rope_append(ctx, op, bucket)
+        pairs = {"PAIRS": ctx.program.weights[op.cos].shape[1]}  # always: modules made beforehand need it
+        defines = dict(launch.kernel.defines) | pairs
+        rotation = replace(launch, kernel=replace(launch.kernel, defines=tuple(defines.items())))
+        return [*_head_norms(ctx, op, bucket), rotation]
 
     def _rope_attention(self, ctx: Context, group: RopeAttention, bucket: Bucket) -> list[Launch] | None:
         if bucket.tokens > DECODE_TOKENS or not self._attention.splits(ctx, group.attention, bucket):
@@ -135,6 +155,11 @@ class ClcOps:
         args = (ctx.step, product, weight, np.float32(glu.eps), *outs, np.int32(width))
         defines = {"NORM": int(glu.weight is not None)}
         return [*made, self._rows.launch("norm_quant", bucket.tokens, args, defines=defines)]
+
+
+def _summing(ctx: Context, launch: Launch, codes: str) -> Launch:
+    """A launch that also stores the sums of a tensor's rows."""
+    return replace(launch, args=(*launch.args[:SUMS], row_sums(ctx, codes), *launch.args[SUMS:]))
 
 
 def _head_norms(ctx: Context, op: RopeAppend, bucket: Bucket) -> list[Launch]:

@@ -11,7 +11,7 @@ import numpy as np
 from bitnet.core.gpu.context import Bucket, Context, Dispatch
 from bitnet.core.gpu.drivers.interface import Arg, Buffer, Launch
 from bitnet.core.gpu.fusions import FeedForward, NormProduct
-from bitnet.core.hal import GluNormQuant, NormQuant, Op, TernaryMatmul
+from bitnet.core.hal import GatedQuant, GluNormQuant, NormQuant, Op, TernaryMatmul
 
 NO_NORM, NORM = 1, 2
 """Kinds of :class:`ProductInput`, with the kernels' numbers; 0 is int8."""
@@ -125,4 +125,4 @@ def row_sums(ctx: Context, name: str) -> Buffer:
 
 def quantised(name: str, ops: Sequence[Op]) -> bool:
     """Whether an operation produces the int8 tensor, so that its kernel can also compute the row sums."""
-    return any(isinstance(op, NormQuant | GluNormQuant) and op.out == name for op in ops)
+    return any(isinstance(op, NormQuant | GluNormQuant | GatedQuant) and op.out == name for op in ops)

@@ -123,13 +123,15 @@ class RecurrentOps:
         rows: bool = False,
         inverse: bool = False,
     ) -> Launch:
-        """Transforms ``count`` rows of tokens, or of logits if ``rows``, in place. A work-group has a block."""
+        """Transforms ``count`` rows of tokens, or of logits if ``rows``, in place. A work-group has a block, and each
+        work-item at least one pair of it."""
+        group = min(self.rows.group, transform.block // 2)
         signs = SIGNS_AFTER if inverse else SIGNS_BEFORE
-        defines = {"WG": self.rows.group, "BLOCK": transform.block, "ROWS": int(rows)}
+        defines = {"WG": group, "BLOCK": transform.block, "ROWS": int(rows)}
         defines["SIGNS"] = signs if transform.signs else 0
         named = ctx.dense(transform.signs).data if transform.signs else ctx.step
         grid = (width // transform.block, count, 1)
-        return launch("hadamard", grid, self.rows.group, (ctx.step, named, data, np.int32(width)), defines)
+        return launch("hadamard", grid, group, (ctx.step, named, data, np.int32(width)), defines)
 
     def _values(self, ctx: Context, op: Quantising, out: Buffer, bucket: Bucket) -> list[Launch]:
         """The launches that compute what an operation transforms or quantises, as f32."""
