@@ -355,6 +355,10 @@ def pytest_configure(config: pytest.Config) -> None:
         config.pluginmanager.register(Clock())
 
 
+NO_NETWORK = re.compile(r"dns error|tcp connect error|EAI_AGAIN|ENOTFOUND|ECONNREFUSED|ENETUNREACH|ETIMEDOUT")
+"""What uv and npm say where there is no network."""
+
+
 @pytest.fixture(scope="session")
 def require_device() -> Callable[[str, str | None], None]:
     """``require_device(name, absent)`` skips the test if ``absent`` says why a device or tool is missing.
@@ -372,3 +376,17 @@ def require_device() -> Callable[[str, str | None], None]:
         pytest.skip(absent)
 
     return require
+
+
+@pytest.fixture(scope="session")
+def installed(
+    require_device: Callable[[str, str | None], None],
+) -> Callable[[str, subprocess.CompletedProcess[str]], None]:
+    """``installed(tool, done)``: a command that failed for lack of a network skips the test; another fails it."""
+
+    def check(tool: str, done: subprocess.CompletedProcess[str]) -> None:
+        if done.returncode and (said := NO_NETWORK.search(done.stderr)):
+            require_device(tool, f"there is no network for {tool}: {said[0]}")
+        assert done.returncode == 0, done.stderr
+
+    return check

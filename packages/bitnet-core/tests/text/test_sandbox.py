@@ -15,10 +15,10 @@ from typing import Any
 import pytest
 
 from bitnet.core.errors import BitNetError, InvalidInputError
-from bitnet.core.support.helper import job, memory
+from bitnet.core.support.helper import job, memory, program
 from bitnet.core.text import sandbox
 from bitnet.core.text.chat import ChatTemplate
-from bitnet.core.text.sandbox import renderer
+from bitnet.core.text.sandbox import pool, renderer
 
 posix = pytest.mark.skipif(sys.platform == "win32", reason="forks and signals are POSIX's")
 linux = pytest.mark.skipif(sys.platform != "linux", reason="processes are looked at in /proc")
@@ -337,3 +337,29 @@ def test_a_helper_that_is_watched_is_ended(monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.setattr(memory, "taken", lambda pid: 1 << 40)
     with pytest.raises(sandbox.TemplateError, match="takes more than 256 MiB of memory"):
         helper.ask(sandbox.as_json([ENDLESS, [{}]]).encode())
+
+
+def test_where_there_are_no_processes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As in a browser, which tests/browser tries: this process renders, and starts neither process nor thread."""
+    monkeypatch.setattr(pool, "NO_PROCESSES", True)
+    monkeypatch.setattr(program, "NO_PROCESSES", True)
+    monkeypatch.setattr(threading.Thread, "start", lambda thread: pytest.fail(f"{thread} started"))
+    monkeypatch.setattr(subprocess, "Popen", lambda *args, **options: pytest.fail(f"{args} started"))
+    here = pool.Pool()
+    here.warm()
+    here.check("")
+    assert here.render("{{ a }}{{ 1 / a }}", [{"a": 1}, {"a": 0}]) == ["11.0", None]
+    for source, reason in (
+        ("{% for %}", "fails: "),
+        ("{{ 'x' * 17000000 }}", "writes more than 16,777,216 characters"),
+    ):
+        with pytest.raises(sandbox.TemplateError, match=reason):
+            here.render(source, [{}])
+    monkeypatch.setattr("bitnet.core.text.sandbox.program._template", no_memory)
+    with pytest.raises(sandbox.TemplateError, match="takes more memory than there is"):
+        here.render("a", [{}])
+    assert not program.possible()
+
+
+def no_memory(source: str) -> None:
+    raise MemoryError

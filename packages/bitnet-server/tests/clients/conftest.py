@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import re
 import shutil
 import subprocess
 import sys
@@ -18,21 +17,7 @@ import pytest
 from bitnet.core import Model, load_model
 
 SCRIPTS = Path(__file__).with_name("scripts")
-# What uv and npm say where there is no network.
-NO_NETWORK = re.compile(r"dns error|tcp connect error|EAI_AGAIN|ENOTFOUND|ECONNREFUSED|ENETUNREACH|ETIMEDOUT")
 Done = subprocess.CompletedProcess[str]
-
-
-@pytest.fixture(scope="session")
-def installed(require_device: Callable[[str, str | None], None]) -> Callable[[str, Done], None]:
-    """``installed(tool, done)``: a command that failed for lack of a network skips the test; another fails it."""
-
-    def check(tool: str, done: Done) -> None:
-        if done.returncode and (said := NO_NETWORK.search(done.stderr)):
-            require_device(tool, f"there is no network for {tool}: {said[0]}")
-        assert done.returncode == 0, done.stderr
-
-    return check
 
 
 @pytest.fixture(scope="session")

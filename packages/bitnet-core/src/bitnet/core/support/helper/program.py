@@ -23,6 +23,8 @@ _BOOT = (
     "exec(compile(open(sys.argv[1], 'rb').read(), sys.argv[1], 'exec'), names); "
     "names['main'](sys.argv[2], int(sys.argv[3]), int(sys.argv[4]))"
 )
+NO_PROCESSES: bool = sys.platform == "emscripten"
+"""Whether the platform has no processes, and no threads: Python in a browser."""
 Kind = Literal["memory", "time", "processor", "crash"]
 
 
@@ -113,6 +115,8 @@ def described(status: int) -> tuple[str, str]:
 
 def possible() -> bool:
     """Whether this Python can start another one. A program frozen into one file would start itself instead."""
+    if NO_PROCESSES:
+        return False
     with suppress(HelperStartError):
         return bool(_python(""))
     return False

@@ -12,7 +12,8 @@ from contextlib import suppress
 from typing import Any
 
 from bitnet.core.errors import BitNetError, InvalidInputError, brief
-from bitnet.core.text.sandbox.renderer import Renderer, TemplateError
+from bitnet.core.support.helper import NO_PROCESSES
+from bitnet.core.text.sandbox.renderer import LocalRenderer, Renderer, TemplateError
 
 HELPERS = 4
 """Maximum helper processes: so many templates can run up to their limits before others wait."""
@@ -21,7 +22,10 @@ PATIENCE = 0.05
 
 
 class Pool:
-    """Renders templates in helper processes, which are started on demand and kept."""
+    """Renders templates in helper processes, which are started on demand and kept.
+
+    Where the platform has no processes, this one renders them.
+    """
 
     def __init__(self) -> None:
         self.forget()
@@ -31,11 +35,13 @@ class Pool:
     def forget(self) -> None:
         """Start with an empty pool: in a fork, the helpers belong to the parent."""
         self._changed = threading.Condition()
-        self._idle: list[Renderer] = []
-        self._all: weakref.WeakSet[Renderer] = weakref.WeakSet()
+        self._idle: list[Renderer | LocalRenderer] = []
+        self._all: weakref.WeakSet[Renderer | LocalRenderer] = weakref.WeakSet()
 
     def warm(self) -> None:
         """Start a helper in the background, for a template that will be rendered soon."""
+        if NO_PROCESSES:  # and no threads
+            return
         threading.Thread(target=self._warm, name="bitnet-warm", daemon=True).start()
 
     def _warm(self) -> None:
@@ -71,13 +77,13 @@ class Pool:
                 self._idle.append(helper)
                 self._changed.notify()
 
-    def _take(self) -> Renderer:
+    def _take(self) -> Renderer | LocalRenderer:
         begin = time.monotonic()
         with self._changed:
             while not self._idle:
                 patient = self._all and time.monotonic() - begin < PATIENCE
                 if not patient and len(self._all) < HELPERS:
-                    helper = Renderer()
+                    helper = LocalRenderer() if NO_PROCESSES else Renderer()
                     self._all.add(helper)
                     return helper
                 self._changed.wait(PATIENCE)

@@ -36,6 +36,10 @@ class TemplateError(Exception):
     """A template fails or reaches a limit. The message continues a sentence that begins with "the template"."""
 
 
+class OutputError(TemplateError):
+    """A text is too long."""
+
+
 class Renderer:
     """A helper process that renders templates. For one thread at a time."""
 
@@ -50,13 +54,44 @@ class Renderer:
             BitNetError: The helper does not start.
         """
         try:
-            kind, texts = json.loads(self._helper.ask(request, Limits(SECONDS, CPU_SECONDS)))
+            answer = self._helper.ask(request, Limits(SECONDS, CPU_SECONDS))
         except HelperEnded as ended:
             refused = _REFUSED.get(ended.kind) or f"fails: it crashes its interpreter ({ended.how})"
             raise TemplateError(refused) from None
-        if kind == "texts":
-            found: list[str | None] = texts
-            return found
-        if kind == "output":
+        try:
+            return _texts(answer)
+        except OutputError:
             self._helper.end()  # to free its memory
-        raise TemplateError(_REFUSED.get(kind) or f"fails: {texts[0]}")
+            raise
+
+
+class LocalRenderer:
+    """Renders templates in this process, where there are no others: in a browser's worker.
+
+    Jinja2's sandbox and the limit of the output hold here, too. Time and memory are limited by whoever started the
+    interpreter: the page can end its worker at any time, and the browser bounds the memory of a page.
+    """
+
+    def ask(self, request: bytes) -> list[str | None]:
+        """Render, and return the resulting texts.
+
+        Raises:
+            TemplateError: The template fails, or memory or the limit of the output is reached.
+        """
+        from bitnet.core.text.sandbox import program
+
+        try:
+            return _texts(program.answer(bytearray(request)))
+        except MemoryError:
+            raise TemplateError("takes more memory than there is") from None
+
+
+def _texts(answer: bytes | bytearray) -> list[str | None]:
+    """The texts in an answer of the program."""
+    kind, texts = json.loads(answer)
+    if kind == "texts":
+        found: list[str | None] = texts
+        return found
+    if kind == "output":
+        raise OutputError(_REFUSED[kind])
+    raise TemplateError(_REFUSED.get(kind) or f"fails: {texts[0]}")
