@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Literal
 
 import anthropic
 import pytest
+from pydantic import BaseModel
 
 from bitnet.core import Model
 
@@ -89,3 +90,19 @@ def test_a_stop_sequence_is_named(script_model: Model, running: Any, scripted: A
             assert text_of(answer) == text
             assert answer.stop_sequence == (stop if stop == "three" else None)
             assert answer.stop_reason == ("stop_sequence" if stop == "three" else "end_turn")
+
+
+class Sum(BaseModel):
+    """What the model is held to."""
+
+    sum: Literal["7", "8"]
+    why: Literal["added", "guessed"]
+
+
+def test_objects_are_parsed(client: anthropic.Anthropic) -> None:
+    asked: Any = {"model": "demo", "max_tokens": 100, "messages": [{"role": "user", "content": "What is 3 + 4?"}]}
+    found = client.messages.parse(**asked, output_format=Sum)
+    assert isinstance(found.parsed_output, Sum)
+    with client.messages.stream(**asked, output_format=Sum) as stream:
+        last = stream.get_final_message()
+    assert isinstance(last.parsed_output, Sum)

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import json
 import random
+import threading
+import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from typing import Any, NamedTuple
 
@@ -167,6 +170,45 @@ def test_a_budget_ends_the_thought_and_usage_counts_it(thinking_server: Any, fie
     found = thinking_server.chat(**fields).json()
     assert found["usage"]["completion_tokens_details"] == {"reasoning_tokens": 5}
     assert THOUGHT.startswith(found["choices"][0]["message"]["reasoning"].rstrip())
+
+
+@pytest.mark.parametrize("budget", [0, 7, None])
+def test_the_server_bounds_thoughts_of_requests_that_say_nothing(
+    thinking_server: Any, running: Any, budget: int | None
+) -> None:
+    """``--reasoning-budget``: a request's own budget goes before it."""
+    thinking_server.engine.script = lambda prompt: ANSWER if prompt.endswith("</think>\n\n") else SAID
+    whole = len(thinking_server.model.tokenizer.encode(THOUGHT, add_special=False))
+    with running(thinking_server.model, names=("thinker",), reasoning_budget=budget) as server:
+        for ask in (chat, response, ollama_chat):
+            found = ask(server, False)
+            assert bool(found.thought) == (budget != 0), ask
+            assert (found.thought == THOUGHT) == (budget is None), ask
+        counted = server.chat().json()["usage"]["completion_tokens_details"]["reasoning_tokens"]
+        assert counted == budget if budget is not None else abs(counted - whole) <= 2
+        own = server.chat(thinking_token_budget=3).json()["usage"]
+        assert own["completion_tokens_details"]["reasoning_tokens"] == 3
+
+
+def test_a_template_is_tried_while_others_are_answered(
+    thinking_server: Any, running: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its first request with an effort finds out what the template knows, which may take long."""
+    slow, tried = ChatTemplate(TEMPLATE), threading.Event()
+
+    def switch_of(*_: Any) -> None:
+        tried.set()
+        time.sleep(1)
+
+    with running(thinking_server.model, names=("m",)) as server, ThreadPoolExecutor(1) as pool:
+        monkeypatch.setattr("bitnet.core.text.chat.switch_of", switch_of)
+        monkeypatch.setitem(server.model._file.__dict__, "chat_template", slow)
+        asked = pool.submit(server.chat, reasoning_effort="low")
+        assert tried.wait(10)
+        began = time.monotonic()
+        assert server.client.get("/health/live").status_code == 200
+        assert time.monotonic() - began < 0.5
+        assert asked.result().status_code == 200
 
 
 def test_thoughts_of_earlier_turns_reach_the_template(thinking_server: Any) -> None:

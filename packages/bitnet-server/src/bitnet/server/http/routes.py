@@ -78,6 +78,8 @@ async def _with_model(
         service = await call.watch(held.enter_async_context(state.pool.using(name, call.until)))
         call.load_seconds = time.monotonic() - began
         call.add_header("x-bitnet-device", service.devices)
+        if generates:
+            await call.watch(service.try_template())
         if generates or call.until is None:
             await answer(service)
             return

@@ -133,6 +133,12 @@ class Service:
             thinks=thinking.allowed,
         )
 
+    async def try_template(self) -> None:
+        """Find out, outside the event loop, how the chat template steers thoughts. It is tried once."""
+        template = self.model.chat_template
+        if template is not None and "thinking" not in vars(template):
+            await self.shared.in_thread(lambda: template.thinking)
+
     def reasoning_budget(self, choice: ThinkingChoice) -> int | None:
         """Maximum tokens of the thought that a request allows; None: no limit."""
         return choice.or_default(self.shared.settings.reasoning_budget).tokens(self.model.chat_template)
