@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import random
 import re
 import signal
 import socket
@@ -59,8 +60,7 @@ class Cluster:
 
 @pytest.fixture(scope="module")
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        port = listener.getsockname()[1]
+    port = random.randrange(10_000, 20_000)  # below those that the system gives Ray's processes meanwhile
     options = ["--device", "cpu", "-t", "1", "-c", "1024", "-np", "4", "--max-queue", "40", "--port", str(port)]
     process = subprocess.Popen(
         [sys.executable, "-m", "bitnet.core", "serve", "--ray", "--replicas", "2", *options],
@@ -254,3 +254,22 @@ def test_sigterm_lets_requests_finish(cluster: Cluster) -> None:
     assert lines[-1] == "data: [DONE]"
     assert '"finish_reason":"length"' in lines[-2]
     assert cluster.process.wait(60) == 0
+
+
+def test_a_port_that_is_taken() -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = str(taken.getsockname()[1])
+        done = subprocess.run(
+            [sys.executable, "-m", "bitnet.core", "serve", "--ray", "--device", "cpu", "-t", "1", "--port", port],
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            env={**os.environ, "RAY_USAGE_STATS_ENABLED": "0"},
+            timeout=200,
+            check=False,
+        )
+    assert done.returncode == 1
+    assert f"Serve cannot listen at 127.0.0.1:{port} on every node: Failed to bind to address" in done.stderr
+    assert "Traceback" not in done.stderr

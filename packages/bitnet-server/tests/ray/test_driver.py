@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import socket
+import random
 import subprocess
 import sys
 import threading
@@ -22,8 +22,7 @@ pytestmark = [
 def test_a_killed_command_finds_its_deployment_again(
     head: Callable[..., AbstractContextManager[str]], environment: Mapping[str, str]
 ) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        port = listener.getsockname()[1]
+    port = random.randrange(10_000, 20_000)  # below those that the system gives Ray's processes meanwhile
     url = f"http://127.0.0.1:{port}"
 
     def start(address: str) -> subprocess.Popen[str]:

@@ -27,6 +27,14 @@ LOOK_BACK_SECONDS = 10.0
 """Seconds over which the load is averaged before the number of replicas follows it; replicas tell it every 10."""
 UPSCALE_SECONDS, DOWNSCALE_SECONDS, IDLE_SECONDS = 5.0, 60.0, 300.0
 """Seconds for which there must have been too few replicas, too many, or nothing to do at all."""
+ONE_LOOP = {
+    "env_vars": {
+        "RAY_SERVE_RUN_USER_CODE_IN_SEPARATE_THREAD": "0",
+        "RAY_SERVE_RUN_ROUTER_IN_SEPARATE_LOOP": "0",
+    }
+}
+"""Runtime environment of ingress and engines: Serve's work and ours share an event loop, so no chunk waits for another
+thread."""
 
 
 def build(arguments: dict[str, Any]) -> Application:
@@ -52,7 +60,7 @@ def application(plan: Plan) -> Application:
     models = tuple((names, settings) for (names, _), settings in zip(plan.models, engines, strict=True))
     ingress = serve.deployment(Ingress).options(
         name="ingress",
-        ray_actor_options={"num_cpus": 0},
+        ray_actor_options={"num_cpus": 0, "runtime_env": ONE_LOOP},
         max_ongoing_requests=MAX_ONGOING,
         health_check_period_s=HEALTH_SECONDS,
         graceful_shutdown_timeout_s=plan.drain + 5,
@@ -82,7 +90,7 @@ def _deployment(plan: Plan, name: str) -> Any:
         scale = {"autoscaling_config": by_load}
     return serve.deployment(Engine).options(
         name=name,
-        ray_actor_options={"num_cpus": plan.cpus, "num_gpus": plan.gpus},
+        ray_actor_options={"num_cpus": plan.cpus, "num_gpus": plan.gpus, "runtime_env": ONE_LOOP},
         max_ongoing_requests=2 * places,  # the next ones are at hand when a place is free
         max_queued_requests=max(1, plan.settings.max_queue),
         request_router_config=RequestRouterConfig(

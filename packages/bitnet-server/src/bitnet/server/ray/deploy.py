@@ -12,9 +12,11 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import ray
 from ray import serve
+from ray.exceptions import RayError
 from ray.serve.schema import ApplicationStatus
 
 from bitnet.core.cli.console import note
@@ -70,7 +72,7 @@ def serve_on_ray(plan: Plan, wanted: Wanted, listen: Listen) -> None:
         plan = _fitted(plan, wanted, found)
         cluster.check_room(found, plan.replicas or 1, plan.cpus, plan.gpus)
         cluster.check_models(found, [file for _, file in plan.models])
-        serve.start(http_options=http, proxy_location="EveryNode")
+        _listen(http)
         anew = APPLICATION not in serve.status().applications
         try:
             _deploy(plan, route, listen)
@@ -92,6 +94,22 @@ def _fitted(plan: Plan, wanted: Wanted, found: list[cluster.Node]) -> Plan:
     """The plan with the CPUs and GPUs that a replica gets on this cluster, and as many threads."""
     cpus, gpus = cluster.share(found, plan.replicas, wanted.cpus, wanted.gpus)
     return replace(plan, gpus=gpus, cpus=float(cpus), options=cluster.with_threads(plan.options, cpus, gpus))
+
+
+def _listen(http: dict[str, Any]) -> None:
+    """Have every node listen, unless Serve runs on the cluster already.
+
+    Raises:
+        BitNetError: A node cannot: the port is taken, or the address is another machine's.
+    """
+    try:
+        serve.start(http_options=http, proxy_location="EveryNode")
+    except RayError as error:
+        serve.shutdown()
+        raise BitNetError(
+            f"Serve cannot listen at {http['host']}:{http['port']} on every node: {cluster.last_line(error)}",
+            hint="Another program may have the port: name a free one with --port.",
+        ) from None
 
 
 def _deploy(plan: Plan, route: str, listen: Listen) -> None:

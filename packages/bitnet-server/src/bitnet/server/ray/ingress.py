@@ -25,6 +25,9 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("ray.serve")
 
+BY_GRPC: Any = {"_by_reference": False, "request_serialization": "pickle", "response_serialization": "pickle"}
+"""How chunks come from a replica: by gRPC, as Ray's object store costs several times as much for each."""
+
 
 @dataclass(frozen=True, slots=True)
 class IngressSettings:
@@ -57,7 +60,7 @@ class Ingress:
         sources = []
         for (names, engine), handle in zip(given.models, engines, strict=True):
             model = await asyncio.to_thread(_model, engine, await handle.describe.remote())
-            backend = Replicas(model, handle.options(stream=True))
+            backend = Replicas(model, handle.options(stream=True, **BY_GRPC))
             self._models.append(model)
             sources.append(Source(names, model.path, lambda backend=backend: backend, reloads=False))  # type: ignore[misc]
         self._state = State(sources, given.settings)
