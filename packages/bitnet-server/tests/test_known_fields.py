@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 from anthropic.types import message_count_tokens_params, message_create_params
 from anthropic.types.beta import message_create_params as beta_params
-from ollama._types import ChatRequest, GenerateRequest, Options
-from openai.types import completion_create_params
+from ollama._types import ChatRequest, EmbeddingsRequest, EmbedRequest, GenerateRequest, Options
+from openai.types import completion_create_params, embedding_create_params
 from openai.types.chat import completion_create_params as chat_params
 from openai.types.responses import response_create_params
 
@@ -84,6 +84,10 @@ LISTS: dict[str, tuple[Known, set[str]]] = {
     ),
     "/api/chat": (known_fields.OLLAMA_CHAT, set(ChatRequest.model_fields)),
     "/api/generate": (known_fields.OLLAMA_GENERATE, set(GenerateRequest.model_fields)),
+    "/v1/embeddings": (known_fields.EMBEDDINGS, annotated(embedding_create_params.EmbeddingCreateParams)),
+    "/api/embed": (known_fields.OLLAMA_EMBED, set(EmbedRequest.model_fields)),
+    "/api/embeddings": (known_fields.OLLAMA_EMBEDDINGS, set(EmbeddingsRequest.model_fields)),
+    "/v1/rerank": (known_fields.RERANK, {"model", "query", "documents", "top_n"}),
     "options": (known_fields.OLLAMA_OPTIONS, set(Options.model_fields)),
 }
 PLACES = [(path, name) for path, (table, _) in LISTS.items() for name in sorted(table.done)]
@@ -108,6 +112,14 @@ BODIES: dict[str, dict[str, Any]] = {
         "stream": False,
         "options": GREEDY,
     },
+}
+
+
+BODIES |= {
+    "/v1/embeddings": {"input": "What is 17 + 25?"},
+    "/api/embed": {"model": "demo", "input": "What is 17 + 25?"},
+    "/api/embeddings": {"model": "demo", "prompt": "What is 17 + 25?"},
+    "/v1/rerank": {"query": "Hello", "documents": ["Hi", "What is 17 + 25?"]},
 }
 
 
@@ -155,7 +167,7 @@ def test_harmless_fields_change_nothing(demo: Any, path: str) -> None:
     def said(answer: Any) -> str:
         assert answer.status_code == 200, answer.text
         told = answer.json()
-        for name in ("choices", "content", "message", "response"):
+        for name in ("choices", "content", "message", "response", "data", "embeddings", "embedding", "results"):
             if name in told:
                 return str(told[name])
         return "".join(part["text"] for item in told["output"] for part in item["content"])

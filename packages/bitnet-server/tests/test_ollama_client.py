@@ -76,9 +76,6 @@ def test_errors_are_the_clients_own(client: ollama.Client) -> None:
     with pytest.raises(ollama.ResponseError, match="is not here") as missing:
         client.chat(model="other", messages=[QUESTION])
     assert missing.value.status_code == 404
-    for embed in (lambda: client.embed("demo", "x"), lambda: client.embeddings("demo", "x")):
-        with pytest.raises(ollama.ResponseError, match="not made for embeddings"):
-            embed()
     with pytest.raises(ollama.ResponseError, match=r"options\.top_p is 7"):
         client.chat(model="demo", messages=[QUESTION], options={"top_p": 7})
 

@@ -221,6 +221,18 @@ OLLAMA_GENERATE = _known(
     template=Refusal("the model's own chat template is used; with raw, none."),
 )
 """``/api/generate``."""
+EMBEDDINGS = _known(
+    "input model encoding_format dimensions pooling truncate_prompt_tokens",
+    "user priority request_id embd_normalize",
+    add_special_tokens=Refusal("texts get the model's special tokens; send token ids for none.", (True,), falsy=False),
+)
+"""``/v1/embeddings``."""
+RERANK = _known("model query documents top_n return_documents", "user priority request_id")
+"""``/v1/rerank``."""
+OLLAMA_EMBED = _known("model input truncate dimensions", "options keep_alive")
+"""``/api/embed``."""
+OLLAMA_EMBEDDINGS = _known("model prompt", "options keep_alive")
+"""``/api/embeddings``."""
 OLLAMA_PULL = _known("model name stream", "insecure username password")
 """``/api/pull``."""
 _SAVED = "bitnet convert makes a file of another encoding; pull or copy that into the models folder."

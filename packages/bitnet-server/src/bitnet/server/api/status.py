@@ -11,7 +11,6 @@ from bitnet.server.models.service import Service
 from bitnet.server.models.state import State
 from bitnet.server.request.call import Call
 from bitnet.server.request.errors import RequestError
-from bitnet.server.request.fields import Fields
 
 
 def model_entry(one: PooledModel, name: str) -> dict[str, Any]:
@@ -137,20 +136,3 @@ async def version(state: State, call: Call) -> None:
 async def metrics(state: State, call: Call) -> None:
     text = await state.shared.in_thread(state.shared.metrics.text)
     await call.reply(text, kind="text/plain; version=0.0.4; charset=utf-8")
-
-
-async def embeddings(state: State, call: Call) -> None:
-    """Refuse: bitnet runs no embedding models. The status says client error, so that clients do not retry.
-
-    Raises:
-        RequestError: Always.
-    """
-    fields = Fields(await call.json())
-    fields.require("prompt" if "prompt" in fields else "input")  # older Ollama name, common name
-    name = (await state.pool.find(fields.text("model"))).names[0]
-    raise RequestError(
-        400,
-        f"{name} generates text and was not made for embeddings; use a model that was, on another server.",
-        field="model",
-        code="unsupported_endpoint",
-    )

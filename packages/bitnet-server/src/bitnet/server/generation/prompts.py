@@ -20,18 +20,19 @@ class Prompt:
 
     parts: tuple[str | int, ...]
 
-    def tokens(self, service: Service, special: bool) -> list[int]:
+    def tokens(self, service: Service, special: bool, *, parse: bool = True) -> list[int]:
         """Its token ids. This is slow: call it outside the event loop.
 
         Args:
             special: Whether a text at its beginning gets the begin token.
+            parse: Whether special tokens that are spelled out in a text are recognised.
         """
         ids: list[int] = []
         for i, part in enumerate(self.parts):
             if isinstance(part, int):
                 ids.append(part)
             else:
-                ids += service.text_tokens(part, add_special=special and i == 0)
+                ids += service.text_tokens(part, add_special=special and i == 0, parse_special=parse)
         return ids
 
     def text(self, service: Service) -> str:
@@ -53,27 +54,31 @@ class Prompt:
         return "".join(part if isinstance(part, str) else decode([part], skip_special=False) for part in self.parts)
 
 
-def read_prompts(fields: Fields) -> list[Prompt]:
+def read_prompts(fields: Fields, name: str = "prompt", most: int = MAX_PROMPTS) -> list[Prompt]:
     """The prompts of a request: one or several, as OpenAI's and llama.cpp's APIs write them.
+
+    Args:
+        name: The field that has them.
+        most: Maximum number of prompts.
 
     Raises:
         RequestError: There is none, or one is empty or of another kind.
     """
-    fields.require("prompt")
-    value = fields.values["prompt"]
+    fields.require(name)
+    value = fields.values[name]
     several = value if isinstance(value, list) and value and not any(map(_is_token, value)) else [value]
-    if len(several) > MAX_PROMPTS:
-        raise wrong("prompt", f"has {len(several):,} prompts; at most {MAX_PROMPTS} are allowed.")
-    return [_prompt(one) for one in several]
+    if len(several) > most:
+        raise wrong(fields.name(name), f"has {len(several):,} texts; at most {most} are allowed.")
+    return [_prompt(one, fields.name(name)) for one in several]
 
 
 def _is_token(value: object) -> bool:
     return isinstance(value, int) and not isinstance(value, bool)
 
 
-def _prompt(value: object) -> Prompt:
+def _prompt(value: object, name: str) -> Prompt:
     if isinstance(value, dict):  # how llama.cpp's server takes a text beside images
-        text = Fields(value, "prompt")
+        text = Fields(value, name)
         text.refuse({"multimodal_data": "the model reads and writes text only."})
         text.require("prompt_string")
         value = text.text("prompt_string")
@@ -81,7 +86,7 @@ def _prompt(value: object) -> Prompt:
     texts = [part for part in parts if isinstance(part, str)]
     others = [part for part in parts if not isinstance(part, str)]
     if not parts or not all(texts) or not are_tokens(others) or (others and not isinstance(value, list)):
-        raise wrong("prompt", f"is {brief(value)}; {_WANTED}")
+        raise wrong(name, f"is {brief(value)}; {_WANTED}")
     if len(texts) > MAX_PROMPTS:
-        raise wrong("prompt", f"has {len(texts):,} texts between token ids; at most {MAX_PROMPTS} are allowed.")
+        raise wrong(name, f"has {len(texts):,} texts between token ids; at most {MAX_PROMPTS} are allowed.")
     return Prompt(parts)

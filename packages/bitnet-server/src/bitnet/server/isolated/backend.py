@@ -149,6 +149,8 @@ class IsolatedModel(FileBacked):
 class Isolated:
     """The back end whose generations are computed by the model's process."""
 
+    embed = None
+
     def __init__(self, model: IsolatedModel, connection: Any) -> None:
         self.model, self._connection = model, connection
         self._numbers = itertools.count()

@@ -11,11 +11,15 @@ from bitnet.server.forms.lazy import LazyMatchers
 from bitnet.server.forms.structured import Compiler, Constraints, Form, InThread
 
 if TYPE_CHECKING:
+    import numpy as np
+    import numpy.typing as npt
+
     from bitnet.core.devices.select import Selection
     from bitnet.core.engine.constraint import MakesConstraint
     from bitnet.core.engine.options import OptionArguments
     from bitnet.core.hal import DeviceInfo
     from bitnet.core.model.config import ModelConfig
+    from bitnet.core.model.pooling import Pooling
     from bitnet.core.text.chat import ChatTemplate
     from bitnet.core.text.prompt import ChatTokens
     from bitnet.core.text.tokenizer import Tokenizer
@@ -60,6 +64,14 @@ class ServedModel(Protocol):
     ) -> ChatTokens: ...
 
 
+class Embed(Protocol):
+    """:meth:`Model.embed <bitnet.core.Model.embed>`."""
+
+    def __call__(
+        self, texts: Sequence[Sequence[int]], *, pooling: Pooling | None = None, normalize: bool = True
+    ) -> npt.NDArray[np.float32]: ...
+
+
 class Generation(Protocol):
     """A generation in progress, as :class:`~bitnet.core.Request` is: an asynchronous iterator over its chunks.
 
@@ -86,7 +98,14 @@ G = TypeVar("G", bound=Generation)
 
 
 class Backend(Protocol[R, G]):
-    """What computes the answers of a model."""
+    """What computes the answers of a model.
+
+    Attributes:
+        embed: Computes vectors of texts. This is slow: call it outside the event loop. None: it cannot.
+    """
+
+    @property
+    def embed(self) -> Embed | None: ...
 
     @property
     def model(self) -> ServedModel: ...
@@ -145,6 +164,7 @@ class InProcess:
 
     def __init__(self, model: Model) -> None:
         self.model = model
+        self.embed: Embed | None = model.embed
         self.compiler = Compiler(model.tokenizer)
 
     async def restrict(self, form: Form | None, rules: TokenRules | None, in_thread: InThread) -> Rules:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import Callable, Iterable, Sequence
 from copy import copy
@@ -63,6 +64,7 @@ class Service:
         users: Number of requests that use it now.
         reloads: Whether the server loaded it, and may unload it.
         proved: Whether it has answered a request since its device last failed.
+        embedding: Held by the request whose vectors of texts are being computed.
         retired: Whether another model has replaced it; it is closed when its last request ends.
         preset: What requests get that say nothing else.
     """
@@ -77,6 +79,7 @@ class Service:
         self.created = int(time.time())
         self.users = 0
         self.proved, self.retired = True, False
+        self.embedding = asyncio.Lock()
         model = self.model
         self.size = model_bytes(model.path) + model.cache_bytes
 

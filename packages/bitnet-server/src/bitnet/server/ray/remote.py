@@ -81,6 +81,8 @@ class Replicas:
         handle: The deployment of engines, for calls that stream.
     """
 
+    embed = None
+
     def __init__(self, model: RemoteModel, handle: DeploymentHandle[Any]) -> None:
         self.model, self._handle = model, handle
 
