@@ -1,8 +1,10 @@
 """Count the cost of AMD machine code for a model's steps (instructions, registers, local memory), and predict times.
 
     python tools/count_amd.py gfx942 gfx1100
+    python tools/count_amd.py gfx942 --group 128
 
-Compiles what a decode step of one token and a prefill of 512 launch for BitNet b1.58 2B4T, by ziglang's clang with the
+Compiles what a decode step of one token and a prefill of 512 launch for BitNet b1.58 2B4T, or for weights of its shape
+with a scale for each group of columns, by ziglang's clang with the
 options of ``bitnet.rocm.compiler``, and counts in its assembly. Nothing is run. Times are those of a card's data sheet;
 docs/adr/0083 says how they are meant, and what they leave out.
 """
@@ -88,7 +90,7 @@ class Counted:
     occupancy: int
 
 
-def products(card: str, tokens: int) -> list[tuple[Launch, int, int]]:
+def products(card: str, tokens: int, group: int | None = None) -> list[tuple[Launch, int, int]]:
     """The ternary products of a step, each with its rows and columns."""
     steps = ((tokens, int(tokens == 1)),)
     spec = spec_from_file_location(TESTS.stem, TESTS)
@@ -96,7 +98,8 @@ def products(card: str, tokens: int) -> list[tuple[Launch, int, int]]:
     assert spec.loader is not None
     module = sys.modules.setdefault(TESTS.stem, module_from_spec(spec))
     spec.loader.exec_module(module)
-    launches = module.launches(card, "2b4t", units=CARDS[card].units, steps=steps)
+    module.SHAPES["counted"] = module.SHAPES["2b4t"] | {"group": group}
+    launches = module.launches(card, "counted", units=CARDS[card].units, steps=steps)
     named = [launch for launch, of in launches if of == tokens and launch.kernel.entry.startswith("ternary_")]
     # A step whose logits are adjusted compiles the kernels of one token once more.
     once = {(launch.kernel, int(launch.args[-1])): launch for launch in named}
@@ -134,12 +137,12 @@ def _loops(body: str) -> Iterator[str]:
             yield body[label.end() : label.end() + back[-1].end()]
 
 
-def decode(card: str, folder: Path) -> None:
+def decode(card: str, folder: Path, group: int | None) -> None:
     """Each kernel of a decode step that reads weights: per 128 weights of a work-item, and time by its limits."""
     data = CARDS[card]
     print(f"\n{data.name}, {card}: a decode step")
     line("rows x columns", "groups x items", *RESOURCES, f"{', '.join(PER_BLOCK)} / 128", "reading, us", "issuing, us")
-    for launch, rows, cols in products(card, 1):
+    for launch, rows, cols in products(card, 1, group):
         found = counted(launch.kernel, card, folder)
         items = int(np.prod(launch.grid)) * int(np.prod(launch.block))
         blocks = rows * cols / items / 128
@@ -152,13 +155,13 @@ def decode(card: str, folder: Path) -> None:
         line(f"{rows} x {cols}", size, found.registers, found.local_bytes, found.occupancy, ratios, *times)
 
 
-def prefill(card: str, folder: Path) -> None:
+def prefill(card: str, folder: Path, group: int | None) -> None:
     """Each product of a prefill: cycles of a stage by its limits, groups by compute units, share of the int8 peak."""
     data = CARDS[card]
     print(f"\n{data.name}, {card}: a prefill of {PREFILL}")
     line("rows x columns", "tile", "groups", *RESOURCES, "matrix, valu, local cycles", "units busy", "share of peak")
     cycles, units = data.products
-    for launch, rows, cols in products(card, PREFILL):
+    for launch, rows, cols in products(card, PREFILL, group):
         found, tile = counted(launch.kernel, card, folder), {name: int(value) for name, value in launch.kernel.defines}
         waves = tile["WAVES_M"] * tile["WAVES_N"]
         wave, groups = int(np.prod(launch.block)) // waves, int(np.prod(launch.grid))
@@ -185,10 +188,12 @@ def line(*columns: object) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("architectures", nargs="+", choices=sorted(CARDS))
+    parser.add_argument("--group", type=int, choices=(64, 128, 256), help="columns that share a scale")
+    args = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
-        for card in parser.parse_args().architectures:
-            decode(card, Path(folder))
-            prefill(card, Path(folder))
+        for card in args.architectures:
+            decode(card, Path(folder), args.group)
+            prefill(card, Path(folder), args.group)
 
 
 if __name__ == "__main__":

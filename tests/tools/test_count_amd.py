@@ -33,6 +33,14 @@ def test_each_product_is_counted_once(tool: ModuleType, card: str) -> None:
         assert sorted((rows, cols) for _, rows, cols in found) == sorted(LAYER)
 
 
+@pytest.mark.parametrize("card", ["gfx942", "gfx1100"])
+def test_products_of_groups_are_counted(tool: ModuleType, card: str) -> None:
+    for tokens, entry in ((1, "ternary_groups"), (tool.PREFILL, "ternary_gemm_matrix")):
+        found = tool.products(card, tokens, 128)
+        assert {launch.kernel.entry for launch, _, _ in found} == {entry}
+        assert sorted((rows, cols) for _, rows, cols in found) == sorted(LAYER)
+
+
 def test_a_row_is_quantised_once_by_each_compute_unit(tool: ModuleType) -> None:
     """With waves of 64, a decode step's products have a work-group for each compute unit at most."""
     groups = [int(np.prod(launch.grid)) for launch, _, _ in tool.products("gfx942", 1)]

@@ -19,9 +19,10 @@
 #define CODE_AT(r, unit) (BN * 8 + (r) * 2 + ((unit) ^ (r) / 4 % 2))
 #define ROW(r) (GLU ? n0 / 2 + (r) / 16 * 8 + (r) % 8 + ((r) % 16 < 8 ? 0 : rows / 2) : n0 + (r))
 #if GROUP
-#include "nvidia/groups.clh"
+#include "groups.clh"
 #define MULTIPLY mma_signed
-#define CODES_OF(word, plane) top_pairs(word, plane)
+#define CODES_OF(word, plane) TOP_PAIRS(word, plane)
+#define UNIT_OF(r, s) (THERE(r) && s < COUNT ? half_of(((global const ushort *)w_scale)[(size_t)ROW(r) * COUNT + s]) : 0.0f)
 #define SETS (COUNT > 1 && GROUP < 128 ? 128 / GROUP : 1) /* groups of a block of 128 columns, or the one of */
 #define SPAN ((GROUP + 127) / 128)                        /* so many blocks */
 #else
@@ -79,7 +80,7 @@ kernel __attribute__((reqd_work_group_size(THREADS, 1, 1))) OF_WARPS void ternar
         UNROLL
         for (int i = 0; i < SETS * ROW_TILES * 2; i++) {
             int r = row0 + i / 2 % ROW_TILES * 16 + i % 2 * 8 + group, s = block / SPAN * SETS + i / 2 / ROW_TILES;
-            units[i / 2 / ROW_TILES][i / 2 % ROW_TILES][i % 2] = THERE(r) && s < COUNT ? unit_at(w_scale, (size_t)ROW(r) * COUNT + s) : 0.0f;
+            units[i / 2 / ROW_TILES][i / 2 % ROW_TILES][i % 2] = UNIT_OF(r, s);
         }
 #endif
         uint words[ROW_TILES][4];
@@ -90,7 +91,7 @@ kernel __attribute__((reqd_work_group_size(THREADS, 1, 1))) OF_WARPS void ternar
                 words[t][i] = ((local const uint *)(stage + CODE_AT(row0 + t * 16 + i % 2 * 8 + group, i / 2)))[quarter];
 #if GROUP
             UNROLL
-            for (int i = 0; i < 4; i++) words[t][i] = signed_codes(words[t][i]);
+            for (int i = 0; i < 4; i++) words[t][i] = SIGNED_CODES(words[t][i]);
 #endif
         }
         UNROLL

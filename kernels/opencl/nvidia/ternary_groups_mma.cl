@@ -17,7 +17,7 @@
 #define WARPS (TILES * KSPLIT)
 #define THREADS (WARP * WARPS)
 #define CHUNKS (ROW_BYTES / 16)
-#include "nvidia/groups.clh"
+#include "groups.clh"
 #include "nvidia/ternary_tile.clh"
 
 #define STEPS ((CHUNKS + 3) / 4)
@@ -56,13 +56,12 @@ INLINED Units units_at(global const ushort *w_scale, size_t from, int step) {
 }
 
 inline int4 add_block(int4 sums, uint4 low, uint4 high, uint4 x, int plane) {
-    uint a0 = top_pairs(low.x, plane), a1 = top_pairs(high.x, plane), a2 = top_pairs(low.y, plane), a3 = top_pairs(high.y, plane);
+    uint a0 = TOP_PAIRS(low.x, plane), a1 = TOP_PAIRS(high.x, plane), a2 = TOP_PAIRS(low.y, plane), a3 = TOP_PAIRS(high.y, plane);
     sums = mma_signed(sums, a0, a1, a2, a3, x.x, x.y);
-    a0 = top_pairs(low.z, plane), a1 = top_pairs(high.z, plane), a2 = top_pairs(low.w, plane), a3 = top_pairs(high.w, plane);
+    a0 = TOP_PAIRS(low.z, plane), a1 = TOP_PAIRS(high.z, plane), a2 = TOP_PAIRS(low.w, plane), a3 = TOP_PAIRS(high.w, plane);
     return mma_signed(sums, a0, a1, a2, a3, x.z, x.w);
 }
 
-inline uint4 all_signed(uint4 w) { return (uint4)(signed_codes(w.x), signed_codes(w.y), signed_codes(w.z), signed_codes(w.w)); }
 
 // The sum of group g of a step in one row, from what the product has of the row's two columns.
 inline int sum_of(int first, int second, int g) {
@@ -148,7 +147,7 @@ kernel __attribute__((reqd_work_group_size(THREADS, 1, 1))) OF_WARPS void ternar
         for (int j = 0; j < DEPTH; j++) {
             int i = first + j, now = part + i * KSPLIT;
             if (ITERS % DEPTH && i >= ITERS) break;
-            uint4 a = all_signed(low[j]), b = all_signed(high[j]);
+            uint4 a = SIGNED_CODES(low[j]), b = SIGNED_CODES(high[j]);
             Units scales[2] = {units_low[j], units_high[j]};
             if (i + DEPTH < ITERS) FETCH(j, i + DEPTH)
             int4 sums[PASSES][SETS];

@@ -145,14 +145,18 @@ def test_a_device_that_miscomputes_is_closed_not_opened(monkeypatch: pytest.Monk
 
 @pytest.mark.parametrize("matrix", ["mfma16", "mfma32", "mfma64", "wmma11", "wmma12"])
 def test_tiles_for_amds_matrix_units(matrix: Matrix) -> None:
-    def tile(units: int, rows: int, tokens: int, group: int = 1024, local: int = 65536) -> Tile | None:
-        return AmdProducts(Abilities(units, group, local, matrix=matrix))._tile(rows, tokens)
+    def tile(
+        units: int, rows: int, tokens: int, group: int = 1024, local: int = 65536, scales: int | None = None
+    ) -> Tile | None:
+        w: Any = SimpleNamespace(rows=rows, group=scales)
+        return AmdProducts(Abilities(units, group, local, matrix=matrix))._tile(w, tokens)
 
     def size(found: Tile | None) -> tuple[int, int]:
         assert found is not None
         return found.tokens, found.rows
 
     assert size(tile(304, 13824, 512)) == (128, 128)
+    assert size(tile(304, 13824, 512, scales=128)) == ((128, 128) if matrix.startswith("mfma") else (64, 128))
     assert size(tile(304, 3840, 512)) == (64, 128)  # of the largest there are 120
     assert size(tile(304, 2560, 512)) == (64, 64)
     assert size(tile(96, 2560, 512)) == (128, 128)

@@ -30,6 +30,7 @@ from bitnet.core.hal import (
     Weight,
     run,
 )
+from bitnet.core.testing.linear import Grouped, check_groups
 from bitnet.rocm.backend import BACKEND
 
 KERNEL = "ternary_gemm_matrix"
@@ -41,6 +42,8 @@ SHAPES = (
     (200, 384, 130, False, 1),
 )
 """Rows of W, its columns, tokens, whether the product is added, and compute units: one shape for each of the tiles."""
+GROUPED = ((9, 64), (20, 128), (70, 256), (70, 64), (130, 128))
+"""Tokens, and columns of a group, of a second product with each of these tiles, which has five groups."""
 
 
 def wrong(device: GpuDevice, rng: np.random.Generator, rows: int, cols: int, tokens: int, add: bool) -> int:
@@ -106,6 +109,12 @@ def main() -> None:
         tiles.add(tile)
         failed += count > 0
         print(f"{rows} x {cols}, {tokens} tokens, tile {tile}: {count} of {rows * tokens} differ")
+        more, group = GROUPED[len(tiles) - 1]
+        grouped = Grouped(more, (rows - rows // 3, rows // 3), 5 * group, group, add)
+        launched.clear()
+        check_groups(device, rng, grouped)
+        assert KERNEL in {launch.kernel.entry for launch in launched}
+        print(grouped)
     print(f"{len(tiles)} tiles, {failed} wrong")
     driver.close()
 

@@ -43,7 +43,7 @@ STEPS = (*((n, n) for n in FEW), (64, 64), (512, 0))
 SHAPES = {
     "demo": {"heads": 6, "kv_heads": 2, "head_dim": 64, "ffn": 1024},
     "2b4t": {"heads": 20, "kv_heads": 5, "head_dim": 128, "ffn": 6912},
-    "qwen3": {"heads": 4, "kv_heads": 2, "head_dim": 128, "ffn": 1024, "group": 128, "head_norms": True},
+    "qwen3": {"heads": 4, "kv_heads": 2, "head_dim": 128, "ffn": 1024, "group": 64, "head_norms": True},
     "rest": {"heads": 4, "kv_heads": 2, "head_dim": 64, "ffn": 512, "biased": True, "centered": True},
     "hybrid": {"group": HYBRID_GROUP},
 }
@@ -169,6 +169,7 @@ def check(name: str, shape: str, code_object: CodeObject) -> None:
     codes = compile_all(lambda unit: code_object(units[unit], name), list(units))
     many = "ternary_gemm" if kind.matrix == "none" else "amd/ternary_gemm_matrix"
     products = {"ternary_groups", "head_norms"} if "group" in SHAPES[shape] else {"ternary_decode", many}
+    products |= {many} if "group" in SHAPES[shape] and kind.matrix != "none" else set()
     prefill = "attention_prefill" if kind.matrix == "none" else "amd/attention_prefill_matrix"
     products |= {"add_bias", "center_rows"} if "biased" in SHAPES[shape] else set()
     products |= RECURRENT if shape == "hybrid" else set()

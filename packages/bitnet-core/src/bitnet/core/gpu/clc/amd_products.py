@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from bitnet.core.gpu.clc.abilities import Abilities
-from bitnet.core.gpu.clc.products import CHUNK_BYTES, MIN_LANES, Products, tiled_defines
+from bitnet.core.gpu.clc.products import CHUNK_BYTES, DECODE_TOKENS, MIN_LANES, Products, tiled_defines
 from bitnet.core.gpu.context import Bucket, Context
 from bitnet.core.gpu.drivers.interface import Buffer, KernelSpec, Launch
 from bitnet.core.gpu.ops import ceil_div, next_power_of_two
@@ -17,7 +17,11 @@ SIDE = 16
 """Tokens, and rows of W, of a matrix unit's tile."""
 STAGE_BYTES = 2 * 144, 2 * 48
 """Bytes of local memory of a token, and of a row of W, in both buffers."""
-
+GROUPS = (64, 128, 256)
+"""Columns of a group whose scales ternary_gemm_matrix supports."""
+GROUP_TILES = 4
+"""Maximum tiles of a wave of 32 for scales of groups, which need a second sum in each place; with more, registers do
+not suffice."""
 MAX_CHUNKS = 8
 """Maximum chunks of codes that a work-item holds in registers; with more, too few waves fit a SIMD."""
 
@@ -69,7 +73,7 @@ class AmdProducts(Products):
 
     def tiled(self, ctx: Context, op: TernaryMatmul, bucket: Bucket, out: Buffer, *, activation: str = "") -> Launch:
         w = ctx.ternary(op.weights)
-        tile = self._tile(w.rows, bucket.tokens)
+        tile = self._tile(w, bucket.tokens)
         if tile is None:
             return super().tiled(ctx, op, bucket, out, activation=activation)
         spec = KernelSpec(
@@ -77,6 +81,9 @@ class AmdProducts(Products):
         )
         grid = (ceil_div(w.rows, tile.rows), ceil_div(bucket.tokens, tile.tokens), 1)
         return Launch(spec, grid, (self._wave * tile.WAVES_M * tile.WAVES_N, 1, 1), tiled_args(ctx, op, out))
+
+    def takes_groups(self, w: TernaryBuffer, tokens: int) -> bool:
+        return tokens > DECODE_TOKENS and w.group in GROUPS and self._tile(w, tokens) is not None
 
     def _lanes(self, w: TernaryBuffer, times: int = 1) -> int:
         """Half as many with waves of 64: each work-group quantises the row, which would then take longer than reading
@@ -86,9 +93,10 @@ class AmdProducts(Products):
         fits = half >= MIN_LANES and ceil_div(w.row_bytes // CHUNK_BYTES, half) <= MAX_CHUNKS
         return half if self._wave == 64 and fits else lanes
 
-    def _tile(self, rows: int, tokens: int) -> Tile | None:
+    def _tile(self, w: TernaryBuffer, tokens: int) -> Tile | None:
         """The largest tile of which there are enough for all compute units, else the smallest; None if none fits."""
         most = max(SIDE, next_power_of_two(tokens))
-        fitting = [tile for tile in self._tiles if tile.tokens <= most]
-        enough = (t for t in fitting if ceil_div(rows, t.rows) * ceil_div(tokens, t.tokens) >= self._units * 3 // 4)
+        registers = w.group is None or self._wave == 64
+        fitting = [t for t in self._tiles if t.tokens <= most and (registers or t.TM * t.TN <= GROUP_TILES)]
+        enough = (t for t in fitting if ceil_div(w.rows, t.rows) * ceil_div(tokens, t.tokens) >= self._units * 3 // 4)
         return next(enough, fitting[-1] if fitting else None)
