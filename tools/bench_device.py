@@ -4,7 +4,8 @@
     python tools/bench_device.py cuda:0 --model bonsai-8b
     python tools/bench_device.py cuda:0 --context 32768 --kv-dtype i8 --sequences 1 2 4
 
-The model has the shape of BitNet b1.58 2B4T, or of Ternary-Bonsai 8B, whose weights have a scale for each 128 columns.
+The model has the shape of BitNet b1.58 2B4T, or of Ternary-Bonsai 8B, whose weights have a scale for each 128 columns,
+or of Bonsai 2 27B, three of four layers of which are recurrent.
 Prints tokens a second and microseconds a step, the best of all runs within half a second and the median of their steps,
 host loop included: the upload of a step, and the download of the tokens of all steps of a run. With ``--context`` only
 that context is measured: decode of one sequence or of ``--sequences``, and the last 2048 tokens of a prompt of that
@@ -23,6 +24,7 @@ from typing import get_args
 
 import numpy as np
 
+import random_qwen35
 from bitnet.core import select_device
 from bitnet.core.hal import (
     GREEDY,
@@ -52,11 +54,15 @@ from bitnet.core.hal import (
     Weight,
     run,
 )
-from random_shapes import PRESETS, Shape
-from running import run_tool
+from bitnet.core.model.config import ModelConfig
+from bitnet.core.model.delta_net import DeltaNet
+from bitnet.core.model.hadamard import Hadamard
+from bitnet.core.model.program import build_program
+from random_shapes import PRESETS, HybridShape, Shape
+from running import positive, run_tool
 
 POSITIONS, BLOCK, CHUNK, RUNS, SECONDS = 4096, 32, 2048, 5, 0.5
-MODELS = ("2b4t", "bonsai-8b")
+MODELS = ("2b4t", "bonsai-8b", "bonsai-27b", "bonsai-27b-small")
 
 
 @dataclass
@@ -128,6 +134,59 @@ def build(shape: Shape, rng: np.random.Generator, limits: Limits, blocks: int, k
     return Program(ops, {s.name: s for s in specs}, w, limits, kv, "random")
 
 
+def build_hybrid(
+    shape: HybridShape, rng: np.random.Generator, limits: Limits, blocks: int, kv_dtype: KVDtype
+) -> Program:
+    """The program of a Qwen3.5 with Hadamard transforms before products, with as many states as sequences."""
+    made, weights = RandomWeights(rng, 128), dict[str, Weight]()
+    for part in random_qwen35.parts(shape):
+        if part.kind == "ternary":
+            weights[part.gguf] = made.ternary(*part.shape)
+        elif part.kind == "rate":
+            rates = -rng.uniform(0.01, 1, part.shape).astype(np.float32)
+            weights[part.gguf] = DenseWeight(part.shape, "f32", lambda rates=rates: rates)  # type: ignore[misc]
+        else:
+            weights[part.gguf] = made.dense(*part.shape)
+    recurrent = tuple(not shape.attends(layer) for layer in range(shape.layers))
+    net = DeltaNet(recurrent, shape.k_heads, shape.v_heads, shape.state, shape.state, shape.taps)
+    assert shape.block is not None
+    widths = (shape.hidden, shape.heads * shape.head_dim, shape.values, shape.ffn)
+    signs = {width: rng.choice(np.array([-1, 1], np.float32), width) for width in widths}
+    config = ModelConfig(
+        architecture="qwen35",
+        name="random",
+        vocab_size=shape.vocab,
+        hidden_size=shape.hidden,
+        layers=shape.layers,
+        heads=shape.heads,
+        kv_heads=shape.kv_heads,
+        head_dim=shape.head_dim,
+        ffn_size=shape.ffn,
+        context_length=shape.context,
+        rms_eps=1e-6,
+        rope_theta=shape.rope_theta,
+        rope_style="neox",
+        rope_freq_factors=None,
+        activation="silu",
+        sub_norms=False,
+        tied_embeddings=False,
+        head_norms=True,
+        rotary_dim=shape.rotary,
+        output_gate=True,
+        delta_net=net,
+        hadamard=Hadamard(shape.block, signs, frozenset({"output.weight"}), embedding=True, v_grouped=True),
+    )
+    return build_program(
+        config,
+        weights,
+        limits=limits,
+        num_blocks=blocks,
+        kv_dtype=kv_dtype,
+        block_size=BLOCK,
+        state_entries=limits.max_seqs,
+    )
+
+
 def measure(name: str, executable: Executable, layout: StepLayout, seqs: Sequence[SequenceStep], count: int) -> None:
     """Print how fast runs of ``count`` steps are: at least ``RUNS`` of them, for ``SECONDS``."""
     step = Step(layout, seqs, logits=False)
@@ -152,6 +211,9 @@ def main() -> None:
     parser.add_argument(
         "--sequences", type=int, nargs="+", metavar="N", help="with --context: numbers of sequences that decode (1)"
     )
+    parser.add_argument(
+        "--layers", type=positive, metavar="N", help="layers of the model (default: those of its shape)"
+    )
     args = parser.parse_args()
     if args.context is not None and args.context < CHUNK:
         parser.error(f"--context is {args.context}: the least is {CHUNK}.")
@@ -165,14 +227,25 @@ def main() -> None:
     longest = -(-(args.context or POSITIONS) // BLOCK)
     limits, each = Limits(512, 64, 64, longest), 17
     blocks = longest * max(counts) if args.context else longest + 64 * each
-    program = build(shape, rng, limits, blocks, args.kv_dtype)
+    shape = replace(shape, layers=args.layers or shape.layers)
+    if isinstance(shape, HybridShape):
+        program = build_hybrid(shape, rng, limits, blocks, args.kv_dtype)
+    else:
+        program = build(shape, rng, limits, blocks, args.kv_dtype)
     print(f"{selection.info.name}: {selection.info.description}, driver {selection.info.driver_version}")
     print(f"KV cache: {args.kv_dtype}, {program.kv.bytes if program.kv else 0:,} bytes")
     device = selection.open()
 
     def sequence(length: int, tokens: int = 1, first: int = 0, sampling: SamplingParams = GREEDY) -> SequenceStep:
-        ids, blocks = rng.integers(0, shape.vocab, tokens, np.int32), range(first, first - (-(length + 32) // BLOCK))
-        return SequenceStep(ids, length, list(blocks)[: limits.max_blocks], [tokens - 1], sampling)
+        ids, blocks = (
+            rng.integers(0, shape.vocab, tokens, np.int32),
+            list(range(first, first - (-(length + 32) // BLOCK))),
+        )
+        entry = first // (longest if args.context else each) % limits.max_seqs
+        source = -1 if tokens == length else entry
+        return SequenceStep(
+            ids, length, blocks[: limits.max_blocks], [tokens - 1], sampling, state_from=source, state_to=entry
+        )
 
     try:
         if args.context:
@@ -188,6 +261,7 @@ def main() -> None:
                 measure(f"decode, batch {count}, at {args.context}", executable, layout, seqs, 32)
             return
         executable, layout = device.compile(program), StepLayout(limits)
+        run(executable, Step(layout, [sequence(1, first=i * each) for i in range(64)]))  # so that states hold numbers
         measure("decode, batch 1, context 512", executable, layout, [sequence(480)], 32)
         measure("decode, batch 1, context 4096", executable, layout, [sequence(4060)], 32)
         for batch in (8, 16, 64):

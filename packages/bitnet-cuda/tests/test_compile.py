@@ -17,6 +17,8 @@ from bitnet.core.gpu.ops.logprobs import logprobs
 from bitnet.core.gpu.plan import lower
 from bitnet.core.hal import DenseMatmul, Embed, Limits, NormRows, Op, Program, Sample, StepLayout, TernaryMatmul
 from bitnet.core.support import cache
+from bitnet.core.testing.hybrid_steps import SHAPES as HYBRIDS
+from bitnet.core.testing.hybrid_steps import Hybrid, hybrid_program
 from bitnet.core.testing.model import TinyModel
 from bitnet.core.testing.rig import dense, tensor, ternary
 from bitnet.core.testing.tables import Table, random_table
@@ -40,6 +42,8 @@ GENERATIONS = [
 ]
 """Compute capabilities: the least and the one there is hardware of at all times, the others where they could fail."""
 LIMITS = Limits(1024, 64, 64, 12)
+FAR_BLOCKS = Hybrid(hidden=2048, heads=8, head_dim=256, rotary=64, ffn=2048, v_heads=16, dim=128, block=2048)
+"""A hybrid model whose transforms are longer than those that one kernel does with the quantisation."""
 SHARED_LIMIT = {(7, 5): 64, (8, 6): 99, (8, 9): 99, (9, 0): 227, (10, 0): 227, (12, 0): 99}
 """KiB of shared memory of a block, where it is not 163."""
 RESERVED = 1024
@@ -106,6 +110,8 @@ def programs() -> Sequence[tuple[Program, bool]]:
     others = [(model.program(LIMITS, 64), False) for model in scaled]
     others += [(model.program(LIMITS, 64, "i8"), False) for model in (wide, scaled[0], scaled[2])]
     others += [(with_table(np.random.default_rng(8), *shape), False) for shape in ((512, 64), (1024, 128), (64, 32))]
+    others += [(hybrid_program(np.random.default_rng(9), HYBRIDS[name], LIMITS), False) for name in ("wide", "odd")]
+    others += [(hybrid_program(np.random.default_rng(9), FAR_BLOCKS, LIMITS), False)]
     return (plain, False), (plain, True), (odd.program(LIMITS, 64, "f32"), False), *others
 
 
@@ -174,6 +180,29 @@ def test_a_block_has_the_shared_memory_it_takes(
         if launch.shared > limit // 2 or spec.file == "attention_decode":
             cubin = compiler.compile_cubin(spec.file, compiler.options(spec, architecture(capability)), "no device")
             assert 0 < declared(cubin, spec.entry) <= limit - launch.shared, spec
+
+
+def test_attention_that_rotates_a_part_of_heads_is_no_group() -> None:
+    """Attention's own rotation is of whole heads; fused, it gave wrong logits on the device."""
+    program = hybrid_program(np.random.default_rng(), HYBRIDS["wide"], LIMITS)
+    context = Context(NoDevice(), program, StepLayout(LIMITS))  # type: ignore[arg-type]
+    made = lower(context, Bucket(1, 1, 192, apart=True), CudaOps(132, (9, 0)).lowering().table)
+    files = [launch.kernel.file for launch in made]
+    assert "rope_part" in files
+    (attention,) = (launch for launch in made if launch.kernel.file == "attention_decode")
+    assert dict(attention.kernel.defines)["ROPE"] == 0
+
+
+def test_a_hybrid_layer_takes_one_launch_for_each_transform() -> None:
+    """With what is quantised behind it; and gates are activated where they are multiplied."""
+    program = hybrid_program(np.random.default_rng(), HYBRIDS["wide"], LIMITS)
+    context = Context(NoDevice(), program, StepLayout(LIMITS))  # type: ignore[arg-type]
+    for tokens in (1, 8, 1024):
+        made = lower(context, Bucket(tokens, 1, 192), CudaOps(132, (9, 0)).lowering().table)
+        files = [launch.kernel.file for launch in made]
+        assert files.count("transform_quant") == 4 * 3
+        assert files.count("hadamard") == 2  # of the embedding and of the head
+        assert not {"norm_values", "glu_values", "gated_values", "glu_norm_quant"} & {*files}
 
 
 @pytest.mark.parametrize("context", [4096, 32768])

@@ -5,16 +5,18 @@ from __future__ import annotations
 import numpy as np
 
 from bitnet.core.gpu import Arg, Bucket, Context, KernelSpec, Launch
-from bitnet.core.gpu.ops import attention_inputs, ceil_div, kv_defines, positions, rope_defines
+from bitnet.core.gpu.ops import attention_inputs, ceil_div, kv_defines, part_defines, positions, rope_defines
 from bitnet.core.gpu.ops.scaled import head_norm_inputs, norms_heads
 from bitnet.core.hal import Attention, RopeAppend
-from bitnet.cuda.products import CLUSTERS, MAX_CLUSTER, TENSOR_CORES, WGMMA, largest
+from bitnet.cuda.products import CLUSTERS, MAX_CLUSTER, TENSOR_CORES, WGMMA, largest, shared_bytes
 from bitnet.cuda.tiles import ALIGNMENT, MANY_TOKENS, PANEL, TiledMatrix
 
 QUERY_TILE = 64
 """Tokens of a block of attention_prefill."""
 QUERY_ROWS, KEY_TILE, KEY_STAGES = 128, 128, 2
 """Sizes of attention_wgmma, as in its source: tokens times query heads of a block, positions of a tile, stages."""
+KEY_HEAD = 128
+"""Largest head dimension of attention_wgmma."""
 CODE_SLOTS = 4
 """Tiles of keys or values whose int8 codes are also in shared memory or in flight."""
 KEY_BLOCKS = (8, 16, 32, 64, 128)
@@ -68,6 +70,7 @@ class AttentionOps:
     def __init__(self, multiprocessors: int, capability: tuple[int, int]) -> None:
         self._multiprocessors = multiprocessors
         self._tensor_cores, self._clusters = capability >= TENSOR_CORES, capability >= CLUSTERS
+        self._shared = shared_bytes(capability)
         self._large_clusters, self._wgmma = capability in LARGE_CLUSTERS, capability == WGMMA
 
     def rope_append(self, ctx: Context, op: RopeAppend, bucket: Bucket) -> list[Launch]:
@@ -76,7 +79,9 @@ class AttentionOps:
         args = (*positions(ctx), *tensors, *angles, *head_norm_inputs(ctx, op, ctx.step))
         sizes = {"HEADS": op.heads, "KV_HEADS": op.kv_heads, "WARPS": ROPE_WARPS, "NEOX": int(op.style == "neox")}
         sizes["NORMS"] = int(norms_heads(op))
-        spec = KernelSpec("rope_append", "rope_append", tuple((kv_defines(ctx, op) | sizes).items()))
+        part = part_defines(ctx, op)
+        name, defines = "rope_part" if part else "rope_append", kv_defines(ctx, op) | sizes | part
+        spec = KernelSpec(name, name, tuple(defines.items()))
         grid = (bucket.tokens, ceil_div(op.heads + 2 * op.kv_heads, ROPE_WARPS), 1)
         return [Launch(spec, grid, (32 * ROPE_WARPS, 1, 1), args, overlaps=True)]
 
@@ -86,14 +91,15 @@ class AttentionOps:
         if self.splits(ctx, op, bucket):
             return [self.decode(ctx, op, bucket, rope=None)]
         defines = kv_defines(ctx, op)
-        if self._tensor_cores and self._narrow(ctx) and op.head_dim in (64, 128):
+        shared = 4 * QUERY_TILE * (op.head_dim + 8) * 2
+        tiled = self._tensor_cores and op.head_dim in (64, 128, 256) and shared <= self._shared
+        if tiled and self._narrow(ctx):
             defines |= {"HEADS": op.heads, "KV_HEADS": op.kv_heads}
-            fits = op.heads // op.kv_heads <= QUERY_ROWS and defines["BLOCK"] in KEY_BLOCKS
+            fits = op.heads // op.kv_heads <= QUERY_ROWS and defines["BLOCK"] in KEY_BLOCKS and op.head_dim <= KEY_HEAD
             if self._wgmma and bucket.tokens > MANY_TOKENS and fits:
                 return [self._wgmma_launch(ctx, op, bucket, defines)]
             spec = KernelSpec("attention_prefill", "attention_prefill", tuple(defines.items()))
             tiles = bucket.tokens // QUERY_TILE + min(bucket.tokens, ctx.program.limits.max_seqs)
-            shared = 4 * QUERY_TILE * (op.head_dim + 8) * 2
             args = (*positions(ctx), *tensors)
             return [Launch(spec, (op.heads, tiles, 1), (256, 1, 1), args, shared=shared, overlaps=True)]
         args = (*positions(ctx), *tensors, np.int32(op.heads), np.int32(op.kv_heads))

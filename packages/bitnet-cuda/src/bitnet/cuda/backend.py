@@ -14,6 +14,7 @@ from bitnet.core.hal import (
     KERNEL_FEATURES,
     LOOK_AHEAD,
     PREPARES,
+    STATES,
     Device,
     DeviceInfo,
     DeviceType,
@@ -149,7 +150,7 @@ def _info(index: int, driver_version: str) -> tuple[DeviceInfo, tuple[int, int]]
     integrated = get(driver.cuDeviceGetAttribute(attribute.CU_DEVICE_ATTRIBUTE_INTEGRATED, device))
     multiprocessors = get(driver.cuDeviceGetAttribute(attribute.CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT, device))
     memory = int(get(driver.cuDeviceTotalMem(device)))
-    features = ["int8-dot", "f16", *KERNEL_FEATURES, PREPARES, LOOK_AHEAD]
+    features = ["int8-dot", "f16", *KERNEL_FEATURES, STATES, PREPARES, LOOK_AHEAD]
     features += ["int8-tensor-cores"] if capability >= (8, 0) else []
     features += ["dependent-launch"] if capability >= (9, 0) else []
     info = DeviceInfo(

@@ -12,12 +12,12 @@ from dataclasses import replace
 import numpy as np
 
 from bitnet.core.gpu import Bucket, Buffer, Context, Dispatch, KernelSources, Launch, Lowering
-from bitnet.core.gpu.fusions import Choice, GatedProduct, NormChoice, NormHead, RopeAttention
-from bitnet.core.gpu.ops import RowOps, ceil_div
+from bitnet.core.gpu.fusions import Choice, GatedProduct, GatedTransform, NormChoice, NormHead, RopeAttention
+from bitnet.core.gpu.ops import RowOps, ceil_div, part_defines
 from bitnet.core.gpu.ops.logprobs import history, logprobs
 from bitnet.core.gpu.ops.products import ProductInput, fused_products, glu_products, row_sums
 from bitnet.core.gpu.ops.scaled import norms_heads
-from bitnet.core.gpu.ops.variants import GroupScaledMatmul, NormedRope, TernaryTable, variants
+from bitnet.core.gpu.ops.variants import GroupScaledMatmul, NormedRope, PartialRope, TernaryTable, variants
 from bitnet.core.hal import (
     Attention,
     DenseMatmul,
@@ -32,6 +32,7 @@ from bitnet.core.hal import (
 from bitnet.cuda.attention import AttentionOps
 from bitnet.cuda.head import HeadOps
 from bitnet.cuda.products import CLUSTERS, DECODE_TOKENS, FEW_TOKENS, MAX_CLUSTER, TENSOR_CORES, Products
+from bitnet.cuda.recurrent import RecurrentLaunches
 from bitnet.cuda.tables import TableOps
 from bitnet.cuda.weights import ternary
 
@@ -59,6 +60,7 @@ class CudaOps:
             NormHead: self._products.norm_head,
             RopeAttention: self._rope_attention,
             GatedProduct: self._gated_product,
+            GatedTransform: self._gated_transform,
             **fused_products(self._products.decode, self._products.quantises),
         }
         self._table: Dispatch = {
@@ -76,8 +78,11 @@ class CudaOps:
             Sample: self.sample,
             Logprobs: self._logprobs,
             TernaryTable: TableOps(multiprocessors, capability).lower,
+            PartialRope: self._attention.rope_append,
             **(groups if self._tensor_cores else {}),
         }
+        self._recurrent = RecurrentLaunches(multiprocessors, capability, self._products, self._rows, self._table)
+        self._table = {**self._table, **self._recurrent.table()}
 
     def lowering(self) -> Lowering:
         """The lowering for :class:`bitnet.core.gpu.GpuDevice`."""
@@ -131,7 +136,8 @@ class CudaOps:
 
     def _rope_attention(self, ctx: Context, group: RopeAttention, bucket: Bucket) -> list[Launch] | None:
         most = DECODE_TOKENS if norms_heads(group.rope) else FEW_TOKENS[-1]
-        able = bucket.tokens <= most and self._attention.splits(ctx, group.attention, bucket)
+        whole = not part_defines(ctx, group.rope)
+        able = whole and bucket.tokens <= most and self._attention.splits(ctx, group.attention, bucket)
         return [self._attention.decode(ctx, group.attention, bucket, group.rope)] if able else None
 
     def _choice(self, ctx: Context, group: Choice | NormChoice, bucket: Bucket) -> list[Launch] | None:
@@ -145,19 +151,29 @@ class CudaOps:
         return [*made, product, *self.sample(ctx, group.sample, bucket, gate)]
 
     def _gated_product(self, ctx: Context, group: GatedProduct, bucket: Bucket) -> list[Launch] | None:
-        up, glu = group.up, group.glu
-        w = ternary(ctx, up.weights)
-        decodes = self._products.decodes(w, bucket)
-        if bucket.tokens == 1 or not (decodes or self._products.tiles(w)):
+        if bucket.tokens == 1 or (made := self._activated(ctx, group, bucket)) is None:
             return None
-        width = ctx.shape(glu.gate_up)[1] // 2
-        product = glu_products(ctx, glu)
-        if decodes:
+        glu, width = group.glu, ctx.shape(group.glu.gate_up)[1] // 2
+        return [*made, self._norm_quant(ctx, glu, glu_products(ctx, glu), width, bucket)]
+
+    def _gated_transform(self, ctx: Context, group: GatedTransform, bucket: Bucket) -> list[Launch] | None:
+        glu = group.glu
+        if not self._recurrent.fits(ctx, glu) or (made := self._activated(ctx, group, bucket)) is None:
+            return None
+        return [*made, self._recurrent.transform(ctx, glu, bucket, glu_products(ctx, glu))]
+
+    def _activated(self, ctx: Context, group: GatedProduct, bucket: Bucket) -> list[Launch] | None:
+        """The product of gates and ups, activated: its result is in ``glu_products``."""
+        up, glu = group.up, group.glu
+        w, product = ternary(ctx, up.weights), glu_products(ctx, glu)
+        if self._products.decodes(w, bucket):
             x = ProductInput(ctx.tensors[up.x], scale=ctx.tensors[up.scale])
             launch = self._products.decode(ctx, up, bucket, x, product, activation=glu.activation)
-        else:
+        elif self._products.tiles(w):
             launch = self._products.tiled(ctx, up, bucket, product, activation=glu.activation)
-        return [*self._products.row_sums(ctx, up, bucket), launch, self._norm_quant(ctx, glu, product, width, bucket)]
+        else:
+            return None
+        return [*self._products.row_sums(ctx, up, bucket), launch]
 
     def _norm_quant(self, ctx: Context, op: NormQuant | GluNormQuant, x: Buffer, width: int, bucket: Bucket) -> Launch:
         weight = ctx.dense(op.weight).data if op.weight else x

@@ -11,6 +11,7 @@ from dataclasses import dataclass, fields
 from typing import ClassVar, TypeAlias
 
 from bitnet.core.gpu.context import Bucket
+from bitnet.core.gpu.ops.variants import Transformed
 from bitnet.core.hal import (
     Attention,
     DenseMatmul,
@@ -34,10 +35,13 @@ class Fusion:
         KEPT: Fields whose results are stored in their tensors. Results of the other operations are not stored.
         AT_ONCE: Whether one launch runs the fusion without synchronising its work-groups, so that some write the result
             while others still read the input.
+        TAKES: Keys of operations that the entry of the fusion lowers, although they have entries of their own
+            (:func:`~bitnet.core.gpu.ops.variants.key`).
     """
 
     KEPT: ClassVar[tuple[str, ...]] = ()
     AT_ONCE: ClassVar[bool] = False
+    TAKES: ClassVar[tuple[type, ...]] = ()
 
     @property
     def ops(self) -> tuple[Op, ...]:
@@ -144,6 +148,16 @@ class GatedProduct(Fusion):
 
 
 @dataclass(frozen=True, slots=True)
+class GatedTransform(GatedProduct):
+    """A :class:`GatedProduct` whose result is transformed before it is quantised."""
+
+    TAKES = (Transformed,)
+
+    def fits(self, bucket: Bucket) -> bool:
+        return not self.up.add and self.glu.transform is not None
+
+
+@dataclass(frozen=True, slots=True)
 class NormGatedProduct(Fusion):
     """A :class:`GatedProduct` that norms and quantises its input itself."""
 
@@ -207,6 +221,7 @@ FUSIONS: tuple[type[Fusion], ...] = (
     NormHead,
     RopeAttention,
     NormProduct,
+    GatedTransform,
     GatedProduct,
 )
 """Every fusion, in the order in which they are tried: longer ones first."""

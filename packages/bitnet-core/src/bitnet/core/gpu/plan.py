@@ -105,7 +105,8 @@ def lower(ctx: Context, bucket: Bucket, table: Dispatch) -> list[Launch]:
     at = 0
     while at < len(ops):
         for group in () if ctx.keep else candidates(ops, at, bucket):
-            if any(table.get(key(program, op)) != table.get(type(op)) for op in group.ops):
+            keys = {key(program, op): type(op) for op in group.ops}
+            if any(table.get(own) != table.get(kind) for own, kind in keys.items() if own not in group.TAKES):
                 continue
             entry = table.get(type(group))
             made = entry(ctx, group, bucket) if entry else None

@@ -7,6 +7,7 @@ from bitnet.core.testing.determinism import DeterminismTests
 from bitnet.core.testing.experts import ExpertTests
 from bitnet.core.testing.heads import HeadTests
 from bitnet.core.testing.hybrid import HybridTests
+from bitnet.core.testing.hybrid_steps import HybridStepTests
 from bitnet.core.testing.int8_cache import Int8CacheTests
 from bitnet.core.testing.lifecycle import LifecycleTests
 from bitnet.core.testing.linear import LinearTests
@@ -41,8 +42,9 @@ class ConformanceSuite(
     PenaltyTests,
     LogprobTests,
     WholeModelTests,
-    DeterminismTests,
     HybridTests,
+    DeterminismTests,
+    HybridStepTests,
     StartTests,
     LookAheadTests,
     LifecycleTests,

@@ -35,6 +35,8 @@ SIGNS_BEFORE, SIGNS_AFTER = 1, 2
 
 Quantising: TypeAlias = NormQuant | GluNormQuant | GatedQuant
 Transforming: TypeAlias = Quantising | NormRows | Embed
+Absmax: TypeAlias = Callable[[Context, Quantising, Buffer, Bucket], Launch]
+"""As :meth:`RowOps.absmax`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,12 +44,12 @@ class RecurrentOps:
     """The launches for work-groups of ``rows.group`` work-items.
 
     Attributes:
-        absmax: As :meth:`RowOps.absmax`.
+        absmax: Quantises rows.
         plain: Launches of ``Embed`` and ``NormRows`` without their transforms.
     """
 
     rows: RowOps
-    absmax: Callable[[Context, Quantising, Buffer, Bucket], Launch]
+    absmax: Absmax
     plain: Callable[[Context, Embed | NormRows, Bucket], list[Launch]]
 
     def table(self) -> Dispatch:

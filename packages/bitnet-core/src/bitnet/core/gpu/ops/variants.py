@@ -8,7 +8,7 @@ from bitnet.core.gpu.context import Bucket, Context, Dispatch
 from bitnet.core.gpu.drivers.interface import Launch
 from bitnet.core.gpu.ops.adjusting import count_chosen
 from bitnet.core.gpu.ops.logprobs import logprobs
-from bitnet.core.gpu.ops.recurrent import RecurrentOps
+from bitnet.core.gpu.ops.recurrent import Absmax, RecurrentOps
 from bitnet.core.gpu.ops.rows import RowOps
 from bitnet.core.gpu.ops.scaled import group_product, head_norms, in_groups, norms_heads
 from bitnet.core.gpu.ops.tables import table_launches
@@ -61,11 +61,12 @@ def variants(rows: RowOps) -> Dispatch:
     }
 
 
-def recurrent_variants(rows: RowOps, table: Dispatch) -> Dispatch:
+def recurrent_variants(rows: RowOps, table: Dispatch, absmax: Absmax | None = None) -> Dispatch:
     """Further entries, of a backend that has the kernels of recurrent layers and transforms, too.
 
     Args:
         table: The entries of operations without transforms.
+        absmax: Quantises rows in place of :meth:`RowOps.absmax`.
     """
 
     def plain(ctx: Context, op: Embed | NormRows, bucket: Bucket) -> list[Launch]:
@@ -74,5 +75,5 @@ def recurrent_variants(rows: RowOps, table: Dispatch) -> Dispatch:
     def rotation(ctx: Context, op: RopeAppend, bucket: Bucket) -> list[Launch]:
         return table[NormedRope if norms_heads(op) else RopeAppend](ctx, op, bucket) or []
 
-    ops = RecurrentOps(rows, rows.absmax, plain)
+    ops = RecurrentOps(rows, absmax or rows.absmax, plain)
     return {**ops.table(), PartialRope: rotation, Transformed: ops.transformed}

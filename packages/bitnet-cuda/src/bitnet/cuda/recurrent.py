@@ -1,0 +1,160 @@
+"""Launches of recurrent layers and Hadamard transforms in CUDA: as on every GPU, but one kernel transforms and
+quantises."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+
+from bitnet.core.gpu import Bucket, Buffer, Context, Dispatch, KernelSpec, Launch
+from bitnet.core.gpu.ops import RowOps, ceil_div
+from bitnet.core.gpu.ops.products import row_sums
+from bitnet.core.gpu.ops.recurrent import Quantising, Transforming
+from bitnet.core.gpu.ops.variants import Transformed, recurrent_variants
+from bitnet.core.hal import (
+    CausalConv,
+    DeltaGates,
+    DeltaRule,
+    Embed,
+    GatedQuant,
+    GluNormQuant,
+    NormQuant,
+    NormRows,
+    TernaryMatmul,
+)
+from bitnet.cuda.products import CLUSTERS, FEW_GROUP_TOKENS, MAX_CLUSTER, Products
+from bitnet.cuda.weights import ternary
+
+GROUP = 256
+"""Threads of a block of transform_quant."""
+CHUNK = 4 * GROUP
+"""Elements of a row that such a block transforms at a time."""
+MAX_CHUNKS = 32
+"""Maximum chunks of a row; more need too many registers."""
+MAX_HEAD = 128
+"""Maximum elements of a head that transform_quant normalises: those of a warp."""
+GATE_TOKENS = 8
+"""Tokens of a block of delta_gates_tile, which steps of more tokens use."""
+GATE_ROWS = (2, 4)
+"""Rows of a warp of it, in steps of few tokens and of many."""
+
+
+class RecurrentLaunches:
+    """The launches for a device with ``multiprocessors`` and a compute capability such as ``(9, 0)``.
+
+    Args:
+        plain: The entries of operations without transforms.
+    """
+
+    def __init__(
+        self, multiprocessors: int, capability: tuple[int, int], products: Products, rows: RowOps, plain: Dispatch
+    ) -> None:
+        self._multiprocessors, self._clusters = multiprocessors, capability >= CLUSTERS
+        self._products = products
+        self._shared = recurrent_variants(rows, plain, self._absmax)
+
+    def table(self) -> Dispatch:
+        """The entries of operations of recurrent layers and of those with transforms."""
+        return {
+            **dict.fromkeys((CausalConv, DeltaRule), self._overlapping),
+            DeltaGates: self.delta_gates,
+            GatedQuant: self.quantised,
+            Transformed: self.quantised,
+        }
+
+    def _overlapping(self, ctx: Context, op: CausalConv | DeltaGates | DeltaRule, bucket: Bucket) -> list[Launch]:
+        return [replace(launch, overlaps=True) for launch in self._shared[type(op)](ctx, op, bucket) or []]
+
+    def delta_gates(self, ctx: Context, op: DeltaGates, bucket: Bucket) -> list[Launch]:
+        (launch,) = self._overlapping(ctx, op, bucket)
+        if bucket.tokens > GATE_TOKENS:
+            heads, many = ctx.program.weights[op.alpha].shape[0], bucket.tokens > FEW_GROUP_TOKENS[-1]
+            defines = {"WG": GROUP, "TOKENS": GATE_TOKENS, "ROWS": GATE_ROWS[many]}
+            spec = KernelSpec("delta_gates", "delta_gates_tile", tuple(defines.items()))
+            grid = (ceil_div(2 * heads, GROUP // 32 * GATE_ROWS[many]), ceil_div(bucket.tokens, GATE_TOKENS), 1)
+            launch = replace(launch, kernel=spec, grid=grid, block=(GROUP, 1, 1))
+        return [launch]
+
+    def quantised(self, ctx: Context, op: Transforming, bucket: Bucket) -> list[Launch]:
+        """A quantisation with a transform or a gate, in one launch if the kernel supports its shape."""
+        if not isinstance(op, NormRows | Embed) and self.fits(ctx, op):
+            return [self.transform(ctx, op, bucket)]
+        launches = self._shared[Transformed](ctx, op, bucket) or []
+        return [replace(launch, overlaps=True) for launch in launches]
+
+    def fits(self, ctx: Context, op: Quantising) -> bool:
+        """Whether transform_quant supports an operation."""
+        if op.transform is not None and op.transform.block > CHUNK:
+            return False
+        head = ctx.program.weights[op.weight].shape[0] if isinstance(op, GatedQuant) and op.weight else 4
+        return head & (head - 1) == 0 and 4 <= head <= MAX_HEAD and ctx.shape(op.out)[1] <= MAX_CHUNKS * CHUNK
+
+    def transform(self, ctx: Context, op: Quantising, bucket: Bucket, product: Buffer | None = None) -> Launch:
+        """The launch of transform_quant.
+
+        Args:
+            product: ``act(gate) · up`` of a :class:`GluNormQuant`, if another kernel has computed it.
+        """
+        width, weight, transform = ctx.shape(op.out)[1], op.weight, op.transform
+        kind, x, gate = 0, product, ctx.step
+        if isinstance(op, GluNormQuant):
+            kind, x = (0, product) if product is not None else (1, ctx.tensors[op.gate_up])
+        elif isinstance(op, NormQuant):
+            x = ctx.tensors[op.x]
+        else:
+            kind, x, gate = 2, ctx.tensors[op.x], ctx.tensors[op.gate]
+        assert x is not None
+        sums = self._needs_sums(ctx, op.out, bucket)
+        cluster = 1 if sums else self._cluster(width, bucket.tokens)
+        signs = None if transform is None else transform.signs
+        defines = {
+            "WG": GROUP,
+            "DIM": width,
+            "KIND": kind,
+            "NORM": int(weight is not None),
+            "BLOCK": 0 if transform is None else transform.block,
+            "SIGNS": int(signs is not None),
+            "CLUSTER": cluster,
+            "SUMS": int(sums),
+            "BOUND": int(self._products.bounded(ctx, op.out)),
+        }
+        if isinstance(op, GluNormQuant):
+            defines["RELU2"] = int(op.activation == "relu2")
+        elif isinstance(op, GatedQuant):
+            head = width if weight is None else ctx.program.weights[weight].shape[0]
+            defines |= {"SILU": int(op.activation == "silu"), "HEAD": head, "UNTILE": op.untile}
+        args = (
+            ctx.step,
+            x,
+            gate,
+            ctx.dense(weight).data if weight else ctx.step,
+            ctx.dense(signs).data if signs else ctx.step,
+            np.float32(op.eps),
+            ctx.tensors[op.out],
+            ctx.tensors[op.scale],
+            row_sums(ctx, op.out) if sums else ctx.step,
+        )
+        spec = KernelSpec("transform_quant", "transform_quant", tuple(defines.items()))
+        return Launch(spec, (bucket.tokens * cluster, 1, 1), (GROUP, 1, 1), args, overlaps=True)
+
+    def _needs_sums(self, ctx: Context, name: str, bucket: Bucket) -> bool:
+        """Whether products of this bucket need sums of the rows of an int8 tensor."""
+        readers = (op for op in ctx.program.ops if isinstance(op, TernaryMatmul) and op.x == name)
+        if any(ternary(ctx, op.weights).group is None for op in readers):
+            return True
+        return self._products.bounded(ctx, name) and bucket.tokens > FEW_GROUP_TOKENS[-1]
+
+    def _cluster(self, width: int, tokens: int) -> int:
+        """Blocks that share a row: as many as the device has room for, with the same number of chunks each."""
+        chunks = ceil_div(width, CHUNK)
+        most = min(chunks, MAX_CLUSTER, 2 * self._multiprocessors // tokens) if self._clusters else 1
+        return ceil_div(chunks, ceil_div(chunks, most)) if most > 1 else 1
+
+    def _absmax(self, ctx: Context, op: Quantising, x: Buffer, bucket: Bucket) -> Launch:
+        width = ctx.shape(op.out)[1]
+        outs = ctx.tensors[op.out], ctx.tensors[op.scale], row_sums(ctx, op.out)
+        defines = {"WG": GROUP, "DIM": width, "NORM": 0, "BOUND": int(self._products.bounded(ctx, op.out))}
+        spec = KernelSpec("norm_quant", "norm_quant", tuple(defines.items()))
+        args = (ctx.step, x, x, np.float32(0), *outs)
+        return Launch(spec, (bucket.tokens, 1, 1), (GROUP, 1, 1), args, overlaps=True)
