@@ -16,8 +16,9 @@ GROUPS = (64, 128, 256)
 """Columns that may share a scale."""
 TOKENS = (16, 8)
 """Tokens of a block. More need too many registers."""
-X_BYTES = 72 * 1024
-"""Maximum bytes of a block's activations; a block of the smaller of :data:`TOKENS` may have more."""
+X_BYTES, MANY_X_BYTES = 72 * 1024, 96 * 1024
+"""Maximum bytes of a block's activations, in steps of at most ``max(TOKENS)`` tokens and of more; a block of the smaller
+of :data:`TOKENS` may have more."""
 WARPS = 12
 """Warps of a block in which each tile has one warp. With fewer tiles, the other warps help fetch activations."""
 SPLIT_WARPS = {8: 16, 16: 12}
@@ -57,8 +58,9 @@ def few_shape(w: TernaryBuffer, tokens: int, multiprocessors: int, most: int, *,
     if w.cols % 16 or (w.group is not None and (w.group not in GROUPS or w.cols % STEP)):
         return None
     tiles, steps = ceil_div(w.rows, ROWS), ceil_div(4 * w.row_bytes, STEP)
+    x_bytes = X_BYTES if tokens <= max(TOKENS) else MANY_X_BYTES
     for each in TOKENS:
-        if each > min(TOKENS) and (tokens <= min(TOKENS) or each * w.cols > X_BYTES):
+        if each > min(TOKENS) and (tokens <= min(TOKENS) or each * w.cols > x_bytes):
             continue
         blocks = min(tiles, max(1, multiprocessors // ceil_div(tokens, each)))
         wanted = next((split for most_tiles, split in SPLITS.items() if ceil_div(tiles, blocks) <= most_tiles), 1)

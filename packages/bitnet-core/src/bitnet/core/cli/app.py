@@ -71,7 +71,7 @@ def _print_commands(ctx: click.Context) -> None:
     assert isinstance(group, Commands)
     group.format_commands(ctx, formatter)
     formatter.write_text("'bitnet COMMAND --help' lists its options; 'bitnet --help' says more.")
-    click.echo(formatter.getvalue().rstrip())
+    click.echo(formatter.getvalue().rstrip().replace("\n\n", "\n"))  # a row less
 
 
 @click.group(cls=Commands, invoke_without_command=True, context_settings={"help_option_names": ["-h", "--help"]})
