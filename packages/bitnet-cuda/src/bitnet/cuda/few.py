@@ -17,8 +17,8 @@ GROUPS = (64, 128, 256)
 TOKENS = (16, 8)
 """Tokens of a block. More need too many registers."""
 X_BYTES, MANY_X_BYTES = 72 * 1024, 96 * 1024
-"""Maximum bytes of a block's activations, in steps of at most ``max(TOKENS)`` tokens and of more; a block of the smaller
-of :data:`TOKENS` may have more."""
+"""Maximum bytes of a block's activations, in steps of at most ``max(TOKENS)`` tokens and of more; a block of the
+smaller of :data:`TOKENS` may have more."""
 WARPS = 12
 """Warps of a block in which each tile has one warp. With fewer tiles, the other warps help fetch activations."""
 SPLIT_WARPS = {8: 16, 16: 12}
