@@ -258,6 +258,7 @@ class EmulatedArray:
 class EmulatedProgram(LoweredProgram):
     """Puts in emulated memory what the native library reads."""
 
+    MAX_COPIED = sys.maxsize
     _library: Any
 
     def _keep(self, structures: ctypes.Array[Any]) -> int:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import ctypes
 import math
 from dataclasses import replace
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -37,8 +37,6 @@ from bitnet.core.hal import (
 from bitnet.core.hal.check import SlotCheck, loaded_dense, loaded_ternary
 from bitnet.core.hal.program import NUMPY_DTYPES
 
-COPIED = 1 << 20
-"""Maximum bytes of a dense weight to copy; larger ones are read from their mapped file."""
 HEAD_CHUNK = 64
 """Rows of a head that share one maximum step and norm: ``HEAD_CHUNK`` in ``kernels/cpu/head_layout.h``."""
 LANES = 16
@@ -82,6 +80,9 @@ class LoweredProgram:
         OutOfMemoryError: The weights, the cache or the activations do not fit.
         InvalidInputError: A weight does not load as declared.
     """
+
+    MAX_COPIED: ClassVar[int] = 1 << 20
+    """Maximum bytes of a dense weight to copy; larger ones are read from their mapped file."""
 
     def __init__(self, program: Program, native_device: NativeDevice, *, keep: bool = False) -> None:
         self._source, self._native = program, native_device
@@ -253,7 +254,7 @@ class LoweredProgram:
             for name, weight in weights.items()
             if isinstance(weight, DenseWeight)
         }
-        copied = {name: size for name, size in copied.items() if size <= COPIED}
+        copied = {name: size for name, size in copied.items() if size <= self.MAX_COPIED}
         sizes = [size for both in packed.values() for size in both]
         arena = self._arena(sum(map(aligned, (*sizes, *copied.values()))), "the weights")
         for name in used:
