@@ -129,13 +129,13 @@ def test_errors_are_the_requests_own(server: Any) -> None:
 
 
 def test_a_client_that_leaves_ends_its_generation(server: Any) -> None:
-    model = server.state.pool.models[0].service.model
+    backend = server.state.pool.models[0].service.backend
     with server.client.stream(
         "POST", "/v1/completions", json={**STORY, "model": "a", "max_tokens": 3000, "stream": True}
     ) as answer:
         next(answer.iter_lines())
-        until(lambda: bool(model.load().running == 1))
-    until(lambda: bool(model.load().running == 0 and not server.state.pool.models[0].service.backend._running))
+        assert backend._running
+    until(lambda: bool(backend.model.load().running == 0 and not backend._running))
 
 
 def test_metrics_count_what_the_process_computes(server: Any) -> None:
