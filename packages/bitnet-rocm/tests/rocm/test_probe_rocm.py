@@ -121,7 +121,16 @@ def test_a_device(run: Run, tmp_path: Path) -> None:
     name, _, uuid, description, memory, features, details = devices[1]
     assert (name, uuid, memory) == ("rocm:1", "GPU-00000000000b17e1", 2**32)
     assert "gfx90a" in description
-    everywhere = ["deterministic", "kv-i8", "logprobs", "penalties", "ternary-tables", "prepares", "look-ahead"]
+    everywhere = [
+        "deterministic",
+        "kv-i8",
+        "logprobs",
+        "penalties",
+        "ternary-tables",
+        "states",
+        "prepares",
+        "look-ahead",
+    ]
     assert features == ["int8-dot", "int8-matrix", "f16", "wave64", *everywhere]
     assert details["architecture"] == "gfx90a:sramecc+:xnack-"
     assert details["pci"] == "0000:04:00.0"
