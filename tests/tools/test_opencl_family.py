@@ -108,14 +108,14 @@ def test_style_and_types_are_clean(filled: Any) -> None:
 def test_the_suite_passes(
     size: str, least: int, filled: Any, require_device: Callable[[str, str | None], None]
 ) -> None:
-    """The suite for devices and the backend's other tests; only look-ahead and states, which it lacks, are skipped."""
+    """The suite for devices and the backend's other tests; only what it lacks is skipped."""
     require_device("opencl-intel", None if INTEL.exists() else f"{INTEL} is not there (pip install intel-opencl-rt).")
     tests = [sys.executable, "-m", "pytest", "-q", "-rs", "-p", "no:cacheprovider", PACKAGE]
     required = {"BITNET_REQUIRE_DEVICES": f"{NAME}:0", "BITNET_CONFORMANCE": size}
     said = filled.run(*tests, BITNET_CACHE_DIR=str(filled.root / "cache"), **required).stdout
     passed = re.search(r"(\d+) passed, (\d+) skipped in [^\n]*$", said.strip())
     assert passed, said
-    skipped = re.findall(r"^SKIPPED \[(\d+)\] .*has no (look-ahead|states)(?:, logprobs)?$", said, re.MULTILINE)
+    skipped = re.findall(r"^SKIPPED \[(\d+)\] .*has no (look-ahead|states|experts|windows)(?:, logprobs)?$", said, re.MULTILINE)
     assert sum(int(count) for count, _ in skipped) == int(passed[2]), said
     assert sum(int(count) for count, what in skipped if what == "look-ahead") <= 3, said
     assert int(passed[1]) > least
