@@ -115,7 +115,9 @@ def test_the_suite_passes(
     said = filled.run(*tests, BITNET_CACHE_DIR=str(filled.root / "cache"), **required).stdout
     passed = re.search(r"(\d+) passed, (\d+) skipped in [^\n]*$", said.strip())
     assert passed, said
-    skipped = re.findall(r"^SKIPPED \[(\d+)\] .*has no (look-ahead|states|experts|windows)(?:, logprobs)?$", said, re.MULTILINE)
+    skipped = re.findall(
+        r"^SKIPPED \[(\d+)\] .*has no (look-ahead|states|experts|windows)(?:, logprobs)?$", said, re.MULTILINE
+    )
     assert sum(int(count) for count, _ in skipped) == int(passed[2]), said
     assert sum(int(count) for count, what in skipped if what == "look-ahead") <= 3, said
     assert int(passed[1]) > least
