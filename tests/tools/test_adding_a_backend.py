@@ -58,6 +58,7 @@ def test_the_page_has_every_kernel() -> None:
         "ternary_groups", "head_norms",
         # for features that the toy does not list
         "adjust", "logprobs", "table_embed", "table_matmul",
+        "causal_conv", "delta_gates", "delta_rule", "gated_values", "glu_values", "hadamard", "norm_values",
     } | {"common", "ternary_matmul"}  # fmt: skip
 
 

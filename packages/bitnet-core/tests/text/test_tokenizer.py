@@ -76,10 +76,16 @@ def pair(
     return Tokenizer(vocabulary_of(original, pre=request.param)), original
 
 
-def test_byte_level_text(pair: tuple[Tokenizer, tokenizers.Tokenizer], random_text: RandomText) -> None:
+def known_to_both(text: str) -> str:
+    """The text without Unicode's late additions, where the tables of ``regex``, ``tokenizers`` and Python differ."""
+    marks = unicodedata.ucd_3_2_0.combining  # older than the table of any of the three
+    return "".join(c for c in text if unicodedata.category(c) != "Cn" and unicodedata.combining(c) == marks(c))
+
+
+def test_byte_level_text(encoder: str, pair: tuple[Tokenizer, tokenizers.Tokenizer], random_text: RandomText) -> None:
     ours, theirs = pair
     for _ in range(300):
-        text = random_text()
+        text = random_text() if encoder == "tokenizers" else known_to_both(random_text())
         ids = ours.encode(text)
         assert ids == theirs.encode(text, add_special_tokens=False).ids
         normal = text if theirs.normalizer is None else theirs.normalizer.normalize_str(text)
@@ -88,10 +94,10 @@ def test_byte_level_text(pair: tuple[Tokenizer, tokenizers.Tokenizer], random_te
 
 @pytest.mark.parametrize("pre", [LLAMA3, QWEN2, QWEN35, GPT2, OLMO, DEFAULT])
 def test_python_cuts_words_like_the_library(pre: str, random_text: RandomText) -> None:
-    """A character may be in a class for one of the two only if Unicode has not long had it."""
+    """A character is in a class for one of the two only if Unicode has not long had it."""
     ours, theirs = bpe_python.word_cutter(pre), word_cutter(pre)
     for _ in range(300):
-        text = "".join(c for c in random_text() if unicodedata.category(c) != "Cn")
+        text = known_to_both(random_text())
         assert ours(text) == [word for word, _ in theirs.pre_tokenize_str(text)]
 
 

@@ -39,8 +39,23 @@ SHAPES = {
     "EACH_M": 4,
     "TX": 16,
     "TY": 16,
+    "PAIRS": 64,
+    "TAPS": 4,
+    "D_K": 128,
+    "D_V": 128,
+    "HEADS": 48,
+    "K_HEADS": 16,
+    "TILED": 1,
+    "COLUMNS": 32,
+    "PARTS": 8,
+    "HEAD": 128,
+    "SILU": 1,
+    "UNTILE": 0,
+    "ROWS": 0,
+    "SIGNS": 1,
 }
-"""Of BitNet b1.58 2B4T's layers; of those with scales of groups, the narrowest groups there are."""
+"""Of BitNet b1.58 2B4T's layers; of those with scales of groups, the narrowest groups there are; of Bonsai 27B's hybrid
+layers."""
 
 
 def specs(sub_group: int = 8, xmx: bool = False) -> list[tuple[str, KernelSpec, bool]]:
