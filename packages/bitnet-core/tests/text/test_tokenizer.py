@@ -16,10 +16,10 @@ import numpy as np
 import pytest
 import tokenizers
 
-from bitnet.core.errors import BitNetError, InvalidInputError
+from bitnet.core.errors import InvalidInputError
 from bitnet.core.model.default import default_model_path
 from bitnet.core.model.file import open_model
-from bitnet.core.text import bpe_python
+from bitnet.core.text import bpe_python, cutting
 from bitnet.core.text import tokenizer as text_tokenizer
 from bitnet.core.text.bpe_rust import word_cutter
 from bitnet.core.text.tokenizer import StreamDecoder, Tokenizer
@@ -77,8 +77,8 @@ def pair(
 
 
 def known_to_both(text: str) -> str:
-    """The text without Unicode's late additions, where the tables of ``regex``, ``tokenizers`` and Python differ."""
-    marks = unicodedata.ucd_3_2_0.combining  # older than the table of any of the three
+    """The text without Unicode's late additions, where the tables of ``tokenizers`` and Python differ."""
+    marks = unicodedata.ucd_3_2_0.combining  # older than the tables of both
     return "".join(c for c in text if unicodedata.category(c) != "Cn" and unicodedata.combining(c) == marks(c))
 
 
@@ -95,16 +95,28 @@ def test_byte_level_text(encoder: str, pair: tuple[Tokenizer, tokenizers.Tokeniz
 @pytest.mark.parametrize("pre", [LLAMA3, QWEN2, QWEN35, GPT2, OLMO, DEFAULT])
 def test_python_cuts_words_like_the_library(pre: str, random_text: RandomText) -> None:
     """A character is in a class for one of the two only if Unicode has not long had it."""
-    ours, theirs = bpe_python.word_cutter(pre), word_cutter(pre)
+    ours, theirs = cutting.word_cutter(pre), word_cutter(pre)
     for _ in range(300):
         text = known_to_both(random_text())
         assert ours(text) == [word for word, _ in theirs.pre_tokenize_str(text)]
 
 
-def test_a_package_that_encodes_is_needed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(text_tokenizer, "find_spec", lambda name: None)
-    with pytest.raises(BitNetError, match="pip install tokenizers"):
-        text_tokenizer.encoders()
+@pytest.mark.parametrize("pre", [LLAMA3, QWEN2, QWEN35, GPT2, OLMO, DEFAULT])
+def test_python_cuts_every_kind_of_character_like_the_library(pre: str) -> None:
+    """Spaces of Unicode and of Python, letters, digits, marks, punctuation and symbols, and the long s as in 's."""
+    kinds = [
+        "'s \u017f 'LL're",
+        "\r\n\t\x0b\x0c\x1c\x1d\x1e\x1f\x85\xa0\u1680\u2003\u2028\u2029\u202f\u205f\u3000\u180e\u200b\ufeff",
+        "aZ\u00e9\u00df\u65e5\U00010330\u01c5\u02b0",
+        "09\u0660\u00bd\u2167\U0001d7ce",
+        "\u0301\u0903\u20dd",
+        "!_-(\u00bf\u00ab\u2014\u3001\U00010a50",
+        "$+<=>^~|\u20ac\u00a9\U0001f600\x00\x7f\x90",
+    ]
+    ours, theirs = cutting.word_cutter(pre), word_cutter(pre)
+    for _ in range(2000):
+        text = "".join(random.choice(random.choice(kinds)) for _ in range(random.randrange(1, 24)))
+        assert ours(text) == [word for word, _ in theirs.pre_tokenize_str(text)], ascii(text)
 
 
 def test_the_ways_to_cut_words_differ(byte_level: Callable[[str], Any]) -> None:

@@ -1,7 +1,7 @@
 """Byte-pair encoding in Python, where the library ``tokenizers`` is not installed, as in a browser.
 
-It gives the same tokens as :mod:`bitnet.core.text.bpe_rust`. Words are found by the package ``regex``, as Python's own
-``re`` has no classes of Unicode characters. The tokens of words are kept, so that most words of a text are looked up.
+It gives the same tokens as :mod:`bitnet.core.text.bpe_rust`. The tokens of words are kept, so that most words of a text
+are looked up.
 """
 
 from __future__ import annotations
@@ -12,10 +12,9 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from heapq import heapify, heappop, heappush
 
-import regex
-
+from bitnet.core.text.cutting import word_cutter
 from bitnet.core.text.merges import Merges
-from bitnet.core.text.words import COMPOSED, PATTERNS, SPACE, WHOLE_WORDS, byte_characters
+from bitnet.core.text.words import COMPOSED, SPACE, WHOLE_WORDS
 
 _ENDED = re.compile(f"[^{SPACE}]{SPACE}")
 _SPACED = re.compile(f"{SPACE}+[^{SPACE}]*|[^{SPACE}]+")
@@ -167,30 +166,3 @@ def sentencepiece(
         byte_fallback=True,
         unk_token=unknown[0] if unknown else None,
     )
-
-
-def word_cutter(pre: str) -> Callable[[str], list[str]]:
-    """A function that splits text into words, with characters for bytes, as the pre-tokenizer ``pre`` does."""
-    patterns = [regex.compile(pattern) for pattern in PATTERNS[pre]]
-    characters = [byte_characters()[byte] for byte in range(256)]
-
-    def cut(text: str) -> list[str]:
-        words = [text]
-        for pattern in patterns:
-            words = [piece for word in words for piece in _isolated(pattern, word)]
-        return ["".join([characters[byte] for byte in word.encode()]) for word in words]
-
-    return cut
-
-
-def _isolated(pattern: regex.Pattern[str], text: str) -> list[str]:
-    """The matches of a pattern, and what lies between them."""
-    pieces, begin = [], 0
-    for match in pattern.finditer(text):
-        if match.start() > begin:
-            pieces.append(text[begin : match.start()])
-        begin = match.end()
-        pieces.append(match[0])
-    if begin < len(text):
-        pieces.append(text[begin:])
-    return pieces

@@ -11,7 +11,7 @@ from typing import Protocol
 
 import numpy as np
 
-from bitnet.core.errors import BitNetError, InvalidInputError, brief
+from bitnet.core.errors import InvalidInputError, brief
 from bitnet.core.gguf import GGUFFile
 from bitnet.core.support.garbage import no_collection
 from bitnet.core.text.literals import Literals
@@ -285,20 +285,14 @@ def _sentencepiece(vocabulary: Vocabulary, control: Set[int]) -> Encoder:
 
 def encoders() -> Encoders:
     """The module that encodes: :mod:`~bitnet.core.text.bpe_rust` where ``tokenizers`` is installed, else
-    :mod:`~bitnet.core.text.bpe_python`.
-
-    Raises:
-        BitNetError: Neither ``tokenizers`` nor ``regex`` is installed.
-    """
+    :mod:`~bitnet.core.text.bpe_python`."""
     if find_spec("tokenizers") is not None:
         from bitnet.core.text import bpe_rust
 
         return bpe_rust
-    if find_spec("regex") is not None:
-        from bitnet.core.text import bpe_python
+    from bitnet.core.text import bpe_python
 
-        return bpe_python
-    raise BitNetError("text needs the package tokenizers, or regex.", hint="pip install tokenizers")
+    return bpe_python
 
 
 @lru_cache(maxsize=1)
