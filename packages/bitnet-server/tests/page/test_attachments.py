@@ -87,9 +87,9 @@ def test_a_file_alone_is_sent(page: Page, talk: Any, told: list[list[str]], tmp_
 @pytest.mark.parametrize(
     ("content", "why"),
     [
-        (b"\x89PNG\r\n\0", "is not a text"),
-        (b"\xff\xfe", "is not a text"),
-        (b"a\0b", "is not a text"),
+        (b"\x89PNG\r\n\0", "is neither a text in UTF-8 nor a PDF"),
+        (b"\xff\xfe", "is neither a text in UTF-8 nor a PDF"),
+        (b"a\0b", "is neither a text in UTF-8 nor a PDF"),
         (b" \n", "has no text"),
     ],
 )

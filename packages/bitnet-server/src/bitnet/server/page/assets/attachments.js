@@ -4,19 +4,33 @@ import { postJSON } from "./api.js";
 import { announce, button, dialog, h, icon } from "./dom.js";
 
 const LARGEST = 20_000_000; // bytes of a file that is read
+const PDF = [...new TextEncoder().encode("%PDF-")];
 const count = new Intl.NumberFormat("en");
+
+/** The text of a PDF, whose reader is loaded when it is first needed. */
+async function textOfPages(file, bytes) {
+  const reader = await import("./pdf.js").catch(() => {
+    throw new Error(`${file.name} could not be read: the server did not send what reads PDFs.`);
+  });
+  const text = await reader.textOfPdf(bytes).catch((error) => {
+    throw new Error(`${file.name} ${error.message}`);
+  });
+  if (!text) throw new Error(`${file.name} has no text: its pages may be pictures.`);
+  return text;
+}
 
 /** The text of a file. Throws an Error that says why it has none. */
 export async function textOf(file) {
   if (file.size > LARGEST) throw new Error(`${file.name} is larger than ${LARGEST / 1e6} MB.`);
   const bytes = new Uint8Array(await file.arrayBuffer());
+  if (PDF.every((byte, index) => bytes[index] === byte)) return textOfPages(file, bytes);
   let text;
   try {
     text = new TextDecoder("utf-8", { fatal: true }).decode(bytes);
   } catch {
     text = "\0";
   }
-  if (text.includes("\0")) throw new Error(`${file.name} is not a text in UTF-8. The model reads texts only.`);
+  if (text.includes("\0")) throw new Error(`${file.name} is neither a text in UTF-8 nor a PDF. The model reads texts only.`);
   if (!text.trim()) throw new Error(`${file.name} has no text.`);
   return text;
 }
