@@ -263,6 +263,19 @@ def test_a_strict_call_that_is_begun_is_held_to(script_model: Model, running: An
         assert "no number" not in json.dumps(strict)
 
 
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_call_that_is_held_to_its_schema_keeps_the_spaces_of_the_model(
+    script_model: Model, running: Any, scripted: Any, family: str
+) -> None:
+    """Where a space that the model would write is forbidden, its next token is one that it would not write there."""
+    name, write = FAMILIES[family]
+    scripted(script_model, write("add"))
+    with templated(script_model, name), running(script_model, names=("m",)) as server:
+        for how in ({"tools": [tool("add", strict=True)]}, {"tools": [tool("add")], "tool_choice": "required"}):
+            (call,) = server.chat("x", max_tokens=100, **how).json()["choices"][0]["message"]["tool_calls"]
+            assert call["function"]["arguments"] == json.dumps(ARGUMENTS["add"])
+
+
 def cut(chance: random.Random) -> str:
     """Arguments that break off, or that are no object, as models and other servers leave them in conversations."""
     whole = json.dumps(ARGUMENTS["weather"], ensure_ascii=False)
@@ -303,7 +316,7 @@ def test_a_broken_call_is_part_of_the_conversation(
                 assert answer.status_code == 200, (path, broken, answer.text)
                 assert "Go on." in answer.text
                 assert "weather" in seen[-1]
-                assert broken in seen[-1], path
+                assert broken.rstrip() in seen[-1], path  # templates trim messages
                 assert "result c1" in seen[-1]
                 assert len(calls) == 1 or '"a": 1' in seen[-1]
 

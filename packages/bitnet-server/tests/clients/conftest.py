@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import json
 import os
+import random
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -21,26 +22,32 @@ Done = subprocess.CompletedProcess[str]
 
 
 @pytest.fixture(scope="session")
-def python_client(
-    require_device: Callable[[str, str | None], None], installed: Callable[[str, Done], None]
-) -> Callable[[str, str], Any]:
+def uv(require_device: Callable[[str, str | None], None]) -> Callable[..., Done]:
+    """``uv(command, *words, env=more)`` runs uv with this Python, outside the workspace's environment."""
+    program = os.environ.get("UV") or shutil.which("uv") or ""
+    require_device("uv", None if program else "uv is not on the PATH")
+    environment = {k: v for k, v in os.environ.items() if not k.startswith(("VIRTUAL_ENV", "PYTHON", "OPENAI_"))}
+
+    def run(command: str, *words: str, env: Mapping[str, str] | None = None, **options: Any) -> Done:
+        words = (program, *command.split(), "--quiet", "--python", sys.executable, *words)
+        options = {"capture_output": True, "encoding": "utf-8", "timeout": 300, **options}
+        return subprocess.run(words, env={**environment, **(env or {})}, check=False, **options)
+
+    return run
+
+
+@pytest.fixture(scope="session")
+def python_client(uv: Callable[..., Done], installed: Callable[[str, Done], None]) -> Callable[[str, str], Any]:
     """``python_client(script, url)`` runs a file of ``scripts`` with the packages that it names at its top.
 
     Returns:
         What the script printed as JSON.
     """
-    uv = os.environ.get("UV") or shutil.which("uv") or ""
-    require_device("uv", None if uv else "uv is not on the PATH")
-    environment = {k: v for k, v in os.environ.items() if not k.startswith(("VIRTUAL_ENV", "PYTHON", "OPENAI_"))}
-
-    def call(command: str, *words: str) -> Done:
-        words = (uv, command, "--quiet", "--python", sys.executable, "--script", *words)
-        return subprocess.run(words, env=environment, capture_output=True, encoding="utf-8", timeout=300, check=False)
 
     def run(script: str, url: str) -> Any:
         file = str(SCRIPTS / script)
-        installed("uv", call("sync", file))
-        ended = call("run", file, f"{url}/v1")
+        installed("uv", uv("sync", "--script", file))
+        ended = uv("run", "--script", file, f"{url}/v1")
         assert ended.returncode == 0, ended.stderr
         return json.loads(ended.stdout)
 
@@ -95,6 +102,14 @@ def javascript(npm_install: Callable[..., Path]) -> Callable[..., Callable[[str,
         return run
 
     return client
+
+
+@pytest.fixture
+def long_text() -> Callable[[int], str]:
+    """``long_text(n)`` is a text of some ``n`` characters in short lines, of which none is like another."""
+    draw = random.Random()
+    words = ["alder", "beech", "cedar", "elder", "hazel", "larch", "maple", "rowan", "spruce", "willow"]
+    return lambda n: "".join(f"{' '.join(draw.choices(words, k=8))} {draw.random()}\n" for _ in range(n // 66))
 
 
 @pytest.fixture

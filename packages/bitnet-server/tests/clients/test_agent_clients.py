@@ -1,11 +1,13 @@
 """Clients that ask for objects and call functions: instructor, LlamaIndex, pydantic-ai and openai-agents.
 
+openai-agents and pydantic-ai also run a task of three rounds and hold a session of 20 turns.
 Schemas are those that pydantic writes by default. The scripted model says what a model would, and is held to the schema
 where a client asks for that.
 """
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -26,6 +28,11 @@ FUNCTION = re.compile(r'"name": "(weather|final_result|\w*Person)"')
 
 def answer(prompt: str) -> str:
     """What a model would say that was told about tools, or about none."""
+    if turn := re.findall(r"This is turn (\d+) of our talk", prompt):
+        return f"It was turn {turn[-1]}." if len(turn) == int(turn[-1]) + 1 else "Some turns are missing."
+    if clue := re.findall(r"clue (\d)", prompt):
+        call = {"name": "follow", "arguments": {"clue": int(clue[-1])}}
+        return "It is under the elm." if clue[-1] == "3" else json.dumps(call)
     if "27 degrees" in prompt:
         return "It is warm."
     if function := FUNCTION.search(prompt):
@@ -51,6 +58,12 @@ def test_flows(server: Any, python_client: Callable[[str, str], Any], client: st
         assert "".join(found["pieces"]) in ("It is warm.", "Good day to you."), api
         assert sum(bool(piece) for piece in found["pieces"]) > 1, api
         assert found["objects"] == [ADA] * len(found["objects"]), api
+        if client == "llama_index":
+            continue
+        session = found["session"]
+        assert [json.loads(call) for call in session["calls"]] == [{"clue": i} for i in range(3)], api
+        assert session["found"] == "It is under the elm.", api
+        assert session["turns"] == [f"It was turn {i}." for i in range(20)], api
 
 
 def test_instructor(server: Any, python_client: Callable[[str, str], Any]) -> None:

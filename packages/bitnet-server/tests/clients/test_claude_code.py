@@ -1,4 +1,5 @@
-"""Claude Code: a task of three tool rounds over a scripted model, and 20 turns with the demo model."""
+"""Claude Code: a task of three tool rounds in a session of 50,000 tokens over a scripted model, and 20 turns with the
+demo model."""
 
 from __future__ import annotations
 
@@ -50,9 +51,12 @@ def call(name: str, **arguments: str) -> str:
     return json.dumps({"name": name, "arguments": arguments})
 
 
-def test_three_rounds_of_tools(program: str, long_model: Model, running: Any, scripted: Any, tmp_path: Path) -> None:
+def test_three_rounds_of_tools(
+    program: str, long_model: Model, running: Any, scripted: Any, long_text: Callable[[int], str], tmp_path: Path
+) -> None:
     project = tmp_path / "project"
     project.mkdir()
+    (project / "CLAUDE.md").write_text(long_text(30_000), encoding="utf-8")  # it becomes part of the first message
     (project / "numbers.txt").write_text("17 and 25\n", encoding="utf-8")
 
     def said(prompt: str) -> str:
@@ -87,9 +91,12 @@ def test_three_rounds_of_tools(program: str, long_model: Model, running: Any, sc
     assert (end["is_error"], end["result"]) == (False, "It is 42.")
     streamed = [event["event"] for event in events if event["type"] == "stream_event"]
     first, *later = [event["usage"] for event in streamed if event["type"] == "message_delta"]
+    assert first["input_tokens"] > 50_000
     assert len(later) == 3
     for usage in later:
-        assert usage["input_tokens"] < 0.02 * (usage["input_tokens"] + usage["cache_read_input_tokens"])
+        whole = usage["input_tokens"] + usage["cache_read_input_tokens"]
+        print(f"computed {usage['input_tokens']} of {whole} tokens")
+        assert usage["input_tokens"] < 0.02 * whole
     computed = sum(usage["input_tokens"] for usage in (first, *later))
     assert (counted["prompt"], counted["cached"]) == (computed, sum(u["cache_read_input_tokens"] for u in later))
 

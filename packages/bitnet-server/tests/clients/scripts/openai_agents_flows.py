@@ -11,7 +11,7 @@ from typing import Any
 
 import agents
 import openai
-from person import QUESTION, URL, WEATHER, Person, say, weather
+from person import HUNT, QUESTION, TURNS, URL, WEATHER, Person, follow, say, weather
 
 agents.set_tracing_disabled(True)  # it would send traces to OpenAI
 client = openai.AsyncOpenAI(base_url=URL, api_key="none", max_retries=0)
@@ -32,7 +32,16 @@ async def flows(model: Any) -> dict[str, Any]:
     pieces = [text_of(event) async for event in stream.stream_events()]
     reader = agents.Agent(name="reader", model=model, output_type=Person)
     objects = [(await agents.Runner.run(reader, QUESTION)).final_output]
-    return {"text": text, "told": told, "pieces": pieces, "objects": objects}
+    hunter = agents.Agent(name="hunter", model=model, tools=[agents.function_tool(follow)])
+    hunt = await agents.Runner.run(hunter, HUNT)
+    calls = [item.raw_item.arguments for item in hunt.new_items if item.type == "tool_call_item"]
+    turns, said = [], hunt.to_input_list()
+    for text_of_turn in TURNS:
+        turn = await agents.Runner.run(hunter, [*said, {"role": "user", "content": text_of_turn}])
+        turns.append(turn.final_output)
+        said = turn.to_input_list()
+    session = {"calls": calls, "found": hunt.final_output, "turns": turns}
+    return {"session": session, "text": text, "told": told, "pieces": pieces, "objects": objects}
 
 
 async def both() -> dict[str, Any]:

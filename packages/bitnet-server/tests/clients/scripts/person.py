@@ -11,6 +11,8 @@ from pydantic import BaseModel, Field
 URL: Any = sys.argv[1]
 QUESTION = "Who is Ada, 36, x and y?"
 WEATHER = "How is it in Zürich?"
+HUNT = "Go on a treasure hunt from clue 0."
+TURNS = [f"This is turn {i} of our talk." for i in range(20)]
 
 
 class Person(BaseModel):
@@ -24,6 +26,11 @@ class Person(BaseModel):
 def weather(city: str) -> str:
     """The weather of a city."""
     return f"27 degrees in {city}"
+
+
+def follow(clue: int) -> str:
+    """Follow one to the next."""
+    return f"clue {clue + 1}"
 
 
 def say(**found: Any) -> None:

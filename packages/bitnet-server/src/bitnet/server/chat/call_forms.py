@@ -106,7 +106,7 @@ def call_grammar(
 
 
 def _compact(schema: Any, field: str) -> Any:
-    """A schema as it is compiled, for JSON without spaces.
+    """A schema as it is compiled, for JSON with at most one space between its parts, as models write calls.
 
     Raises:
         RequestError: It exceeds a limit, or cannot be enforced; the error names the field.
@@ -116,7 +116,7 @@ def _compact(schema: Any, field: str) -> Any:
         found = prepared(schema)
     except SchemaError as error:
         raise wrong(field, str(error)) from None
-    return {**found, "x-guidance": {"whitespace_flexible": False}} if isinstance(found, dict) else found
+    return {**found, "x-guidance": {"whitespace_pattern": " "}} if isinstance(found, dict) else found
 
 
 def lazy_form(tools: Sequence[Tool], template: ChatTemplate | None, *, parallel: bool) -> LazyForm:
