@@ -139,14 +139,14 @@ def compare(name: str, pairs: int, run: Callable[[int, bool], tuple[float, list[
     ratios, answers = [], []
     for pair in range(pairs + 1):  # the first pair only warms up
         took: dict[bool, float] = {}
-        told: dict[bool, list[Completion]] = {}
+        completions: dict[bool, list[Completion]] = {}
         for lookup in (False, True) if pair % 2 else (True, False):
-            took[lookup], told[lookup] = run(pair, lookup)
-        if [c.tokens for c in told[False]] != [c.tokens for c in told[True]]:
+            took[lookup], completions[lookup] = run(pair, lookup)
+        if [c.tokens for c in completions[False]] != [c.tokens for c in completions[True]]:
             print(f"{name}: OTHER TOKENS", flush=True)
         if pair:
             ratios.append(took[False] / took[True])
-            answers += told[True]
+            answers += completions[True]
     drafted, accepted = (sum(getattr(c.timings, f"{kind}_tokens") for c in answers) for kind in ("drafted", "accepted"))
     tokens = sum(len(c.tokens) for c in answers)
     print(
@@ -204,11 +204,11 @@ def story(device: str, pairs: int) -> None:
 
     It is loaded once: where its weights lie in memory moves the speed on a CPU by as much as there is to measure.
     """
-    told = [{"role": "user", "content": "Tell me a story about a cat."}]
+    completions = [{"role": "user", "content": "Tell me a story about a cat."}]
     with load_model(device=device) as model:
-        first = model.chat(told, max_tokens=400)
-        again = [*told, {"role": "assistant", "content": first.text}, *told]
-        for name, messages in (("story again", again), ("story", told)):
+        first = model.chat(completions, max_tokens=400)
+        again = [*completions, {"role": "assistant", "content": first.text}, *completions]
+        for name, messages in (("story again", again), ("story", completions)):
 
             def run(
                 pair: int, lookup: bool, messages: list[dict[str, str]] = messages

@@ -199,11 +199,11 @@ class EmulatedLibrary:
         data = ctypes.string_at(step, 4 * self._words[handle])
         header = np.frombuffer(data, np.int32, HEADER_WORDS)
         size = 4 * count * int(header[HeaderWord.ROWS])
-        told = size * max(2 * int(header[HeaderWord.LOGPROBS]) - 1, 0)
-        here, out, tell = self.upload(data), *(self.bitnet_pages_alloc(max(n, 1)) for n in (size, told))
+        logprobs_size = size * max(2 * int(header[HeaderWord.LOGPROBS]) - 1, 0)
+        here, out, tell = self.upload(data), *(self.bitnet_pages_alloc(max(n, 1)) for n in (size, logprobs_size))
         self.__getattr__("bitnet_executable_run")(handle, here, count, out, tell)
         if logprobs is not None:
-            ctypes.memmove(logprobs, self.read(tell, told), told)
+            ctypes.memmove(logprobs, self.read(tell, logprobs_size), logprobs_size)
         if self._samples[handle]:  # else there is no room for tokens
             ctypes.memmove(tokens, self.read(out, size), size)
 

@@ -5,7 +5,7 @@ on the module until a test fails: first those that name the function, then the n
 as for a push of that change. A test counts only if it then passes without the fault and fails with it again. Run it in
 a clone of its own with no uncommitted changes: it edits sources, and restores them.
 
-    mutants.py [--count 60] [--seed 1] [--files 25] [--seconds 300] [bitnet-core bitnet-server]
+    mutants.py [--count 60] [--first 1] [--seed 1] [--files 25] [--seconds 300] [bitnet-core bitnet-server]
 """
 
 from __future__ import annotations
@@ -122,6 +122,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n\n")[0])
     parser.add_argument("packages", nargs="*", default=["bitnet-core", "bitnet-server"], help="packages to draw from")
     parser.add_argument("--count", type=int, default=60, help="modules to draw")
+    parser.add_argument("--first", type=int, default=1, help="number in the draw to begin at, after an interrupted run")
     parser.add_argument("--seed", type=int, default=1, help="of the draw")
     parser.add_argument("--files", type=int, default=25, help="test files to try for each module")
     parser.add_argument("--seconds", type=float, default=300, help="time limit of each test file")
@@ -132,10 +133,12 @@ def main() -> int:
     rng, closure = random.Random(given.seed), Closure()
     modules = sorted(path for name in given.packages for path in (ROOT / "packages" / name / "src").rglob("*.py"))
     survived = 0
-    for path in rng.sample(modules, min(given.count, len(modules))):
+    for number, path in enumerate(rng.sample(modules, min(given.count, len(modules))), start=1):
         started = time.monotonic()
         name = mutate(path, rng)
         try:
+            if number < given.first:  # its fault was drawn all the same, as those that follow depend on it
+                continue
             found = killer(path, name, closure, given.files, given.seconds)
         finally:
             git("checkout", "--", str(path))

@@ -96,13 +96,15 @@ def of_compute_sanitizer(text: str) -> Counter[str]:
     found: Counter[str] = Counter()
     kind = ""
     for line in text.splitlines():
-        if told := re.match(r"=+ (Invalid \w+ \w+|Uninitialized \w+ \w+ \w+|\w*: Race|Barrier error|.*overflow)", line):
-            kind = told[1]
+        if error := re.match(
+            r"=+ (Invalid \w+ \w+|Uninitialized \w+ \w+ \w+|\w*: Race|Barrier error|.*overflow)", line
+        ):
+            kind = error[1]
         if kind and (place := re.search(r"\bat (\w+)\(?[^+]*\+0x[0-9a-f]+", line)):
             found[f"{kind} in {place[1]}"] += 1
             kind = ""
-    told_of = errors_in_summary(text)
-    return found if found or not told_of else Counter({"untold": told_of})
+    error_count = errors_in_summary(text)
+    return found if found or not error_count else Counter({"unlisted": error_count})
 
 
 def of_oclgrind(text: str) -> Counter[str]:
@@ -246,8 +248,8 @@ def watch(part: Part, backend: str, device: str, folder: Path, ends: float) -> R
     text = (log if log.exists() else out).read_text(errors="replace")
     result = Result(part, tool.found(text), failed, time.monotonic() - began)
     if result.found or failed:
-        told = ", ".join([f"{n} × {what}" for what, n in result.found.most_common(6)] + [failed] * bool(failed))
-        print(f"{log.name}: {told}", file=sys.stderr, flush=True)
+        summary = ", ".join([f"{n} × {what}" for what, n in result.found.most_common(6)] + [failed] * bool(failed))
+        print(f"{log.name}: {summary}", file=sys.stderr, flush=True)
     return result
 
 

@@ -20,7 +20,7 @@ typedef struct {
 #if defined(__AMX_INT8__)
 
 #define PASS_TOKENS ITEM_TOKENS
-#define MATRIX_LEAST 4 /* minimum tokens for which AMX is faster */
+#define MIN_MATRIX_TOKENS 4 /* minimum tokens for which AMX is faster */
 #define MATRIX_TOKENS 16 /* of a tile of activations, at most */
 #define MATRIX_PLANES 16 /* four columns each, of a tile of weights */
 #define MATRIX_GROUPS 16 /* whose 80 planes are whole tiles */
@@ -106,7 +106,7 @@ static void matrix_panel(
 }
 _Static_assert(PANEL_TILES == 3, "matrix_panel names the registers of three tiles");
 
-INLINE bool matrix_takes(int64_t tokens) { return tokens >= MATRIX_LEAST; }
+INLINE bool matrix_takes(int64_t tokens) { return tokens >= MIN_MATRIX_TOKENS; }
 
 /* A panel by the tokens from `first` on: as many of `left` as fill whole tiles, or else all. Returns how many. */
 INLINE int matrix_pass(

@@ -153,13 +153,13 @@ INLINE int64_t look_spans(const run_t *run, const ternary_matmul_op_t *o, int64_
 /* Panels of a part that are multiplied by look-up, an even number; the panels after them are not. */
 INLINE int64_t look_panels(const ternary_part_t *part) {
     const int64_t panels = part->rows / (2 * PANEL_ROWS) * 2;
-    return panels * PANEL_ROWS < LOOK_LEAST ? 0 : panels;
+    return panels * PANEL_ROWS < MIN_LOOK_ROWS ? 0 : panels;
 }
 
 /* Items that a part's panels are divided into, so that all threads have work where there are few spans. */
 INLINE int64_t look_chunks(const run_t *run, const ternary_part_t *part, int64_t spans) {
     const int64_t panels = look_panels(part), fewest = (panels / 2 + LOOK_PAIRS - 1) / LOOK_PAIRS;
-    const int64_t most = panels * PANEL_ROWS / LOOK_LEAST, wanted = (2 * pool_threads(run->pool) + spans - 1) / spans;
+    const int64_t most = panels * PANEL_ROWS / MIN_LOOK_ROWS, wanted = (2 * pool_threads(run->pool) + spans - 1) / spans;
     return wanted < fewest ? fewest : wanted < most ? wanted : most;
 }
 

@@ -10,8 +10,8 @@
 #define LOOK_TOKENS 32
 #define LOOK_SPAN (LOOK_TOKENS + LOOK_DOT_BLOCKS * BLOCK_TOKENS) /* tokens of an item */
 #define LOOK_PAIRS (2592 / (2 * PANEL_ROWS)) /* of panels, of an item: more sums do not fit into the second-level cache, */
-#define LOOK_MOST (LOOK_PAIRS * 2 * PANEL_ROWS) /* rows; */
-#define LOOK_LEAST 576 /* and for fewer it is not worth while to fill the tables */
+#define MAX_LOOK_ROWS (LOOK_PAIRS * 2 * PANEL_ROWS) /* rows; */
+#define MIN_LOOK_ROWS 576 /* and for fewer it is not worth while to fill the tables */
 #define LOOK_STEP 8 /* rows */
 #define LOOK_SUMS (PLANES == 5 ? 243 : 81)
 #define LOOK_TABLE (256 + 13) /* with 13 lines between them, the tables' 81 lines share no set of the cache with too many */
@@ -24,12 +24,12 @@ typedef float look_scaled_t __attribute__((ext_vector_type(LOOK_TOKENS), aligned
 /* A thread's scratch. */
 typedef struct {
     look_t table[4][LOOK_TABLE]; /* of each byte of a lane, by the byte: Σ weights · activations of its columns */
-    look_t narrow[LOOK_MOST]; /* by row: sums of up to LOOK_GROUPS groups of columns, */
-    look_wide_t wide[LOOK_MOST]; /* of those before that have the same scale, */
-    look_scaled_t scaled[LOOK_MOST]; /* and of those before with other scales, multiplied by them */
+    look_t narrow[MAX_LOOK_ROWS]; /* by row: sums of up to LOOK_GROUPS groups of columns, */
+    look_wide_t wide[MAX_LOOK_ROWS]; /* of those before that have the same scale, */
+    look_scaled_t scaled[MAX_LOOK_ROWS]; /* and of those before with other scales, multiplied by them */
 } look_scratch_t;
 
-/* Whole panels of a part, LOOK_MOST rows at most, by LOOK_SPAN tokens. */
+/* Whole panels of a part, MAX_LOOK_ROWS rows at most, by LOOK_SPAN tokens. */
 typedef struct {
     const gemm_t *gemm;
     const ternary_part_t *part;

@@ -14,8 +14,8 @@
 
 #define SPINS 1500 /* some tens of microseconds: longer than a barrier takes, shorter than a time slice */
 #define STARVED 300000 /* minimum nanoseconds of a job that a thread was kept from running */
-#define HOLD_LEAST ((int64_t)50 * 1000 * 1000) /* nanoseconds before more threads are tried again: at first, */
-#define HOLD_MOST ((int64_t)2000 * 1000 * 1000) /* and doubled up to this where that was in vain */
+#define MIN_HOLD ((int64_t)50 * 1000 * 1000) /* nanoseconds before more threads are tried again: at first, */
+#define MAX_HOLD ((int64_t)2000 * 1000 * 1000) /* and doubled up to this where that was in vain */
 #define TEAM_BITS 11 /* of the word `jobs` */
 #define CACHE_LINE 128 /* two lines, as x86 prefetches them in pairs */
 
@@ -174,7 +174,7 @@ static void adapt(pool_t *pool, int64_t now) {
     }
     const int fewer = pool->threads - starved > 1 ? pool->threads - starved : 1;
     if (starved && done < took / 10 * 9 * fewer) {
-        pool->hold = pool->hold * 2 > HOLD_MOST ? HOLD_MOST : pool->hold * 2 > HOLD_LEAST ? pool->hold * 2 : HOLD_LEAST;
+        pool->hold = pool->hold * 2 > MAX_HOLD ? MAX_HOLD : pool->hold * 2 > MIN_HOLD ? pool->hold * 2 : MIN_HOLD;
         pool->again = now + pool->hold;
         pool->threads = fewer;
     } else if (pool->threads == pool->started && !starved) {

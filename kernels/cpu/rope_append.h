@@ -2,7 +2,7 @@
  * k and v in the paged cache. */
 #include "rows.h"
 
-#define LEAST_ROW 1e-30f /* a row of an i8 cache whose greatest magnitude is below it is kept as zeros */
+#define MIN_ROW 1e-30f /* a row of an i8 cache whose greatest magnitude is below it is kept as zeros */
 
 /* One head of d elements to its RMSNorm, in place. */
 static void norm_head(float *head, const float *weight, float eps, int d) {
@@ -44,7 +44,7 @@ static void append_codes(int8_t *to, float *scale, int64_t stride, const float *
     for (int i = 0; i < VL; i++) top = lanes[i] > top ? lanes[i] : top;
     float greatest;
     memcpy(&greatest, &top, sizeof greatest);
-    const int sound = top < 0x7f800000u, zero = greatest < LEAST_ROW;
+    const int sound = top < 0x7f800000u, zero = greatest < MIN_ROW;
     *scale = !sound ? NAN : zero ? 0.0f : greatest / 127.0f;
     const float inverse = sound && !zero ? 127.0f / greatest : 0.0f;
     for (int i = 0; i < d; i += VL) {

@@ -2,7 +2,7 @@
 // contiguous, because interleaving rows of different heads makes memory slower. In int8 the elements are codes, stored
 // with 128 added, and a head's codes in a block are followed by the scales of its rows, f32 [BLOCK].
 #define CODES_BIAS 128
-#define LEAST_ROW 1e-30f /* a row of lesser magnitudes is stored as zeros */
+#define MIN_ROW 1e-30f /* a row of lesser magnitudes is stored as zeros */
 
 #if KV_I8
 struct i8 {
@@ -51,7 +51,7 @@ __device__ __forceinline__ RowUnit row_unit(const float (&v)[N][4]) {
 #endif
     float largest = __uint_as_float(bits);
     if (!(largest < INFINITY_F)) return {__int_as_float(0x7FC00000), 0.0f};
-    return largest < LEAST_ROW ? RowUnit{0.0f, 0.0f} : RowUnit{largest / 127.0f, 127.0f / largest};
+    return largest < MIN_ROW ? RowUnit{0.0f, 0.0f} : RowUnit{largest / 127.0f, 127.0f / largest};
 }
 
 // Codes in the bytes 0 and 1, or 2 and 3, of a word as two halves, exactly: 1024 + code + 128, less 1152.
@@ -74,7 +74,7 @@ __device__ __forceinline__ uint4 code_halves(unsigned low, unsigned high) {
 // scales, so their halves neither overflow nor vanish, whatever the scale.
 __device__ __forceinline__ float exponent(float scale) {
     float y;
-    asm("lg2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(scale < LEAST_ROW ? LEAST_ROW : scale));  // NaN stays
+    asm("lg2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(scale < MIN_ROW ? MIN_ROW : scale));  // NaN stays
     return y;
 }
 #else

@@ -2,14 +2,14 @@
 // is, scored with the full weights to estimate masses, and the comparison of a mass with top-p.
 //
 // A row with the mass m is taken with the probability min(1, rate e^u). `u` is the larger of its rough z and its greatest possible
-// z less `spare`. So among the rows above the winner, rate * m * bet * (1 - share) exceeds MOST_BET of the probability only where
+// z less `spare`. So among the rows above the winner, rate * m * bet * (1 - share) exceeds MAX_BET of the probability only where
 // the error is beyond RAISED bounds. Such rows count as not above, and have less than half of MARGIN of all mass. The rate is
 // chosen so that SAMPLES rows are taken on average (head_floor).
 #define WRONG 29.5f /* -ln of the probability that a token is accepted wrongly because of the rows that are taken */
 #define RAISED (8.9f / 7.5f) /* of the bound: for 8.9 standard deviations instead of 7.5 */
 #define MARGIN 0x1p-12f /* half for rows beyond their bounds, half for the rounding of sums */
-#define MOST_BET 0.9f
-#define MOST_TOP_K 8192
+#define MAX_BET 0.9f
+#define MAX_TOP_K 8192
 #define BINS 256 /* in which rows are counted by u; threads of a block of head_floor, too */
 
 struct Filter {
@@ -31,7 +31,7 @@ __device__ __forceinline__ Filter row_filter(const int *step, int top_ks, int to
     f.spare = INFINITY_F;
     if (f.top_p < 1.0f && f.share > 0.0f) {  // the best bet if all rows had the same rough mass
         f.bet = sqrtf(2.0f * WRONG / (SAMPLES * f.share * (1.0f - f.share)));
-        f.spare = logf(MOST_BET / (f.bet * (1.0f - f.share)));
+        f.spare = logf(MAX_BET / (f.bet * (1.0f - f.share)));
     }
     return f;
 }

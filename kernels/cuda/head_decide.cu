@@ -34,7 +34,7 @@ head_decide(const int *step, CHOICE_FIELDS, const float *scores, const Candidate
     __syncthreads();
     if (threadIdx.x == 0) peaks[r] = bars[r] = 0, counts[r] = 0;
     if (threadIdx.x < BINS) bins[r * BINS + threadIdx.x] = 0;
-    bool known = !f.on || token < 0, able = fabsf(log_rate) < INFINITY_F && count <= CAPACITY && f.top_k <= MOST_TOP_K;
+    bool known = !f.on || token < 0, able = fabsf(log_rate) < INFINITY_F && count <= CAPACITY && f.top_k <= MAX_TOP_K;
     if (known || !able) {
         if (threadIdx.x == 0) undecided[r] = !known;
         return;
@@ -46,7 +46,7 @@ head_decide(const int *step, CHOICE_FIELDS, const float *scores, const Candidate
     for (int i = threadIdx.x; i < count; i += WG) {
         float z = list[i].x, chance = list[i].y, size = expf(z + log_rate), bet = f.bet * size;
         bool sure = chance >= 1.0f, likelier = z > z_w;
-        bool counts_above = likelier && (sure || bet * (1.0f - f.share) <= MOST_BET * chance);
+        bool counts_above = likelier && (sure || bet * (1.0f - f.share) <= MAX_BET * chance);
         bet *= (counts_above ? 1.0f : 0.0f) - f.share;
         evidence += sure ? -bet : log1pf(-bet / chance);
         keys[i] = sure ? float_key(z) : 0;

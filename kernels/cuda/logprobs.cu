@@ -3,8 +3,8 @@
 // found together. A part is PITCH words: the greatest logit, the sum of e^(z - greatest), then tokens in order, then
 // their logits.
 #include "draw.cuh"
-#define MOST 20
-#define PITCH (2 + 2 * MOST)
+#define MAX_LOGPROBS 20
+#define PITCH (2 + 2 * MAX_LOGPROBS)
 
 // The greatest candidate of the block, in every thread.
 __device__ __forceinline__ Candidate block_best(Candidate mine) {
@@ -45,7 +45,7 @@ extern "C" __global__ void __launch_bounds__(WG) logprobs_parts(const int *step,
             if (c < last) mine = max(mine, c);
         }
         last = block_best(mine);
-        if (threadIdx.x == 0) part[2 + j] = token_of(last), part[2 + MOST + j] = __float_as_int(logit_of(last));
+        if (threadIdx.x == 0) part[2 + j] = token_of(last), part[2 + MAX_LOGPROBS + j] = __float_as_int(logit_of(last));
     }
 }
 
@@ -65,7 +65,7 @@ logprobs(const int *step, const float *logits, const int *parts, const int *next
     if (t == 0) out[0] = __float_as_int(logits[(size_t)r * n + max(next[r], 0)] - greatest - rest);
     for (int j = 0; j < k; j++) {
         bool has = t < count && taken < k && part[2 + taken] >= 0;
-        Candidate mine = has ? candidate(__int_as_float(part[2 + MOST + taken]), part[2 + taken]) : 0;
+        Candidate mine = has ? candidate(__int_as_float(part[2 + MAX_LOGPROBS + taken]), part[2 + taken]) : 0;
         Candidate best = block_best(mine);
         if (has && mine == best) taken++;
         if (t == 0) out[1 + j] = token_of(best), out[1 + k + j] = __float_as_int(logit_of(best) - greatest - rest);

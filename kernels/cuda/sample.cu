@@ -9,7 +9,7 @@
 
 #include "draw.cuh"
 #define AHEAD (CLUSTER > 1 ? 4 : 8)
-#define MOST 20 /* tokens told with each */
+#define MAX_LOGPROBS 20 /* likeliest tokens of each */
 #if HELD
 #define MEASURE __forceinline__
 #else
@@ -126,14 +126,14 @@ __device__ __forceinline__ unsigned threshold(Blocks &blocks, const Row &row, fl
 
 #if TELLS
 // What the blocks find is put together by block 0, which stores the likeliest tokens at `out`.
-struct Told {
+struct Found {
     float greatest, rest;  // the greatest logit, and what else log-probabilities have less; in block 0
     Candidate best;        // of the numbers; in warp 0 of block 0, as the next is
     bool odd;              // there is a NaN
 };
-__device__ __forceinline__ Told tell(const Row &row, int rank, int k, int *out) {
-    __shared__ unsigned long long lists[CLUSTER][MOST], sums[CLUSTER], odd[CLUSTER];
-    __shared__ Candidate list[MOST];
+__device__ __forceinline__ Found find_likeliest(const Row &row, int rank, int k, int *out) {
+    __shared__ unsigned long long lists[CLUSTER][MAX_LOGPROBS], sums[CLUSTER], odd[CLUSTER];
+    __shared__ Candidate list[MAX_LOGPROBS];
     float last_z = INFINITY_F, top = -INFINITY_F, sum = 0.0f;
     int last = -1, count = max(k, 1);
     bool no_numbers = false;
@@ -166,22 +166,22 @@ __device__ __forceinline__ Told tell(const Row &row, int rank, int k, int *out) 
     if (threadIdx.x == WARP) store_word(odd + rank, no_numbers, 0);
     __syncwarp();
     cluster_arrive(), cluster_wait();
-    Told told = {};
-    if (rank > 0 || threadIdx.x >= WARP) return told;
+    Found found = {};
+    if (rank > 0 || threadIdx.x >= WARP) return found;
     int lane = threadIdx.x, taken = 0;
     top = lane < CLUSTER ? __uint_as_float((unsigned)(sums[lane] >> 32)) : -INFINITY_F;
-    told.greatest = warp_reduce<Max>(top);
-    sum = top > -INFINITY_F ? __uint_as_float((unsigned)sums[lane]) * expf(top - told.greatest) : 0.0f;
-    told.rest = logf(warp_reduce<Sum>(sum));
+    found.greatest = warp_reduce<Max>(top);
+    sum = top > -INFINITY_F ? __uint_as_float((unsigned)sums[lane]) * expf(top - found.greatest) : 0.0f;
+    found.rest = logf(warp_reduce<Sum>(sum));
     for (int j = 0; j < count; j++) {
         mine = lane < CLUSTER && taken < count ? lists[lane][taken] : 0;
         Candidate best = warp_best(mine);
         if (mine != 0 && mine == best) taken++;
-        if (j == 0) told.best = best;
-        if (lane == 0 && j < k) out[j] = token_of(best), out[k + j] = __float_as_int(logit_of(best) - told.greatest - told.rest);
+        if (j == 0) found.best = best;
+        if (lane == 0 && j < k) out[j] = token_of(best), out[k + j] = __float_as_int(logit_of(best) - found.greatest - found.rest);
     }
-    told.odd = __any_sync(FULL, lane < CLUSTER && odd[lane]);
-    return told;
+    found.odd = __any_sync(FULL, lane < CLUSTER && odd[lane]);
+    return found;
 }
 #endif
 
@@ -217,13 +217,13 @@ sample(const int *step, int rows, int temperatures, int top_ks, int top_ps, int 
 #endif
 #if TELLS
     int likeliest = STEP_LOGPROBS(step) - 1;
-    int *told_at = history + ((size_t)STEP_DONE(step) * STEP_ROWS(step) + r) * (1 + 2 * likeliest);
+    int *logprobs_at = history + ((size_t)STEP_DONE(step) * STEP_ROWS(step) + r) * (1 + 2 * likeliest);
     cluster_wait();
-    Told told = tell(row, blocks.rank, likeliest, told_at + 1);
+    Found found = find_likeliest(row, blocks.rank, likeliest, logprobs_at + 1);
     if (greedy) {
         if (threadIdx.x > 0 || blocks.rank > 0) return;
-        out[r] = told.odd ? -1 : winner(told.best);
-        told_at[0] = __float_as_int(logit_of(told.best) - told.greatest - told.rest);
+        out[r] = found.odd ? -1 : winner(found.best);
+        logprobs_at[0] = __float_as_int(logit_of(found.best) - found.greatest - found.rest);
         return;
     }
     cluster_arrive();
@@ -289,7 +289,7 @@ sample(const int *step, int rows, int temperatures, int top_ks, int top_ps, int 
         if (threadIdx.x > 0 || blocks.rank > 0) return;
         out[r] = token;
 #if TELLS
-        told_at[0] = __float_as_int(row.logits[max(token, 0)] - told.greatest - told.rest);
+        logprobs_at[0] = __float_as_int(row.logits[max(token, 0)] - found.greatest - found.rest);
 #endif
         return;
     }

@@ -11,16 +11,16 @@ inline float rotated(device const float *head, device const float *cosines, devi
 }
 
 #if KV_I8
-#define LEAST_ROW 1e-30f /* a row whose greatest magnitude is below it is kept as zeros */
+#define MIN_ROW 1e-30f /* a row whose greatest magnitude is below it is kept as zeros */
 
 // The magnitude of an element, infinite where it is NaN, which fmax would ignore.
 inline float kv_magnitude(float v) { return (as_type<uint>(v) & 0x7fffffffu) < 0x7f800000u ? fabs(v) : INFINITY; }
 
 // The scale of a row whose greatest magnitude is `greatest`, and the code of an element of it.
 inline float kv_scale(float greatest) {
-    return greatest < LEAST_ROW ? 0.0f : greatest < INFINITY ? greatest / 127.0f : as_type<float>(0x7fc00000u);
+    return greatest < MIN_ROW ? 0.0f : greatest < INFINITY ? greatest / 127.0f : as_type<float>(0x7fc00000u);
 }
 inline char kv_code(float v, float greatest) {
-    return greatest < LEAST_ROW || greatest == INFINITY ? char(0) : char(rint(v * (127.0f / greatest)));
+    return greatest < MIN_ROW || greatest == INFINITY ? char(0) : char(rint(v * (127.0f / greatest)));
 }
 #endif

@@ -1,6 +1,6 @@
 // Shared by the kernels of the compact head (decision 0060).
 #include "draw.metal"
-#define MOST_ROWS 8 /* of x */
+#define MAX_ROWS 8 /* of x */
 
 // How a row's token is chosen: the greatest logit, or with noise added.
 struct Choice {

@@ -17,10 +17,10 @@ inline uint2 better(uint2 a, uint2 b) { return b.x > a.x || (b.x == a.x && b.y <
     constant int &rows [[buffer(15)]], PLACE) {
     threadgroup uint listed[EACH * WG];
     threadgroup atomic_uint length;
-    threadgroup uint2 top[SIMDGROUPS][MOST_ROWS];
+    threadgroup uint2 top[SIMDGROUPS][MAX_ROWS];
     Place place = PLACED;
     ChoiceAt at = {rows_at, temperatures, seeds_lo, seeds_hi, token_seq, seq_begin, seq_len};
-    int count = min(STEP_ROWS(step), MOST_ROWS), begin = int(group.x) * (EACH * WG) + place.item;
+    int count = min(STEP_ROWS(step), MAX_ROWS), begin = int(group.x) * (EACH * WG) + place.item;
     if (place.item == 0) atomic_store_explicit(&length, 0u, memory_order_relaxed);
     GROUP_BARRIER;
     for (int i = 0; i < EACH; i++) {
@@ -51,11 +51,11 @@ inline uint2 better(uint2 a, uint2 b) { return b.x > a.x || (b.x == a.x && b.y <
             best = better(best, uint2(no_number(key) ? NO_NUMBER : float_key(key), token));
         }
     }
-    if (place.lane < MOST_ROWS) top[place.simdgroup][place.lane] = best;
+    if (place.lane < MAX_ROWS) top[place.simdgroup][place.lane] = best;
     GROUP_BARRIER;
     if (place.item >= count) return;
     for (int s = 0; s < SIMDGROUPS; s++) best = better(best, top[s][place.item]);
-    found[int(group.x) * MOST_ROWS + place.item] = best;
+    found[int(group.x) * MAX_ROWS + place.item] = best;
 }
 
 // One threadgroup: the tokens, from what `parts` threadgroups of head_choose have found.
@@ -63,13 +63,13 @@ inline uint2 better(uint2 a, uint2 b) { return b.x > a.x || (b.x == a.x && b.y <
     device const int *step [[buffer(0)]], device const uint2 *found [[buffer(1)]], device int *chosen [[buffer(2)]],
     constant int &parts [[buffer(3)]], PLACE) {
     threadgroup uint2 top[WG];
-    int item = int(index), count = min(STEP_ROWS(step), MOST_ROWS), r = item % MOST_ROWS;
+    int item = int(index), count = min(STEP_ROWS(step), MAX_ROWS), r = item % MAX_ROWS;
     uint2 best = uint2(0u, 0xFFFFFFFFu);
     if (r < count)
-        for (int g = item / MOST_ROWS; g < parts; g += WG / MOST_ROWS) best = better(best, found[g * MOST_ROWS + r]);
+        for (int g = item / MAX_ROWS; g < parts; g += WG / MAX_ROWS) best = better(best, found[g * MAX_ROWS + r]);
     top[item] = best;
     GROUP_BARRIER;
     if (item >= count) return;
-    for (int i = item; i < WG; i += MOST_ROWS) best = better(best, top[i]);
+    for (int i = item; i < WG; i += MAX_ROWS) best = better(best, top[i]);
     chosen[item] = best.x == NO_NUMBER ? -1 : best.x != 0u ? int(best.y) : 0;
 }

@@ -2,8 +2,8 @@
 // logprobs_parts finds the likeliest of each share of a row, of EACH * WG logits; logprobs puts what it found together. A part is PITCH
 // words: the greatest logit, the sum of e^(z - greatest), then tokens in order, then their logits.
 #include "draw.metal"
-#define MOST 20
-#define PITCH (2 + 2 * MOST)
+#define MAX_LOGPROBS 20
+#define PITCH (2 + 2 * MAX_LOGPROBS)
 #define NONE uint2(0u, 0xFFFFFFFFu)
 
 // A logit's key and its token; the likeliest has the greatest key, and of equals the lowest token.
@@ -57,7 +57,7 @@ inline uint2 group_best(uint2 mine, threadgroup uint2 *bests, int lane) {
         last = group_best(mine, bests, place.item);
         if (place.item == 0) {
             part[2 + j] = token_of(last);
-            part[2 + MOST + j] = as_type<int>(logit_of(last));
+            part[2 + MAX_LOGPROBS + j] = as_type<int>(logit_of(last));
         }
     }
 }
@@ -82,7 +82,7 @@ inline uint2 group_best(uint2 mine, threadgroup uint2 *bests, int lane) {
     for (int j = 0; j < k; j++) {
         uint2 mine = NONE;
         if (t < count && taken < k && part[2 + taken] >= 0)
-            mine = uint2(float_key(as_type<float>(part[2 + MOST + taken])), uint(part[2 + taken]));
+            mine = uint2(float_key(as_type<float>(part[2 + MAX_LOGPROBS + taken])), uint(part[2 + taken]));
         uint2 best = group_best(mine, bests, t);
         if (!is_none(mine) && mine.y == best.y) taken++;
         if (t == 0) {

@@ -1,8 +1,8 @@
 // Log-probabilities of each row, of logits as they are: of the chosen token, and of the likeliest ones, as many as the step asks for.
 // logprobs_parts finds the likeliest of each share of a row, of EACH * WG logits; logprobs puts what it found together. A part is PITCH
 // words: the greatest logit, the sum of e^(z - greatest), then tokens in order, then their logits.
-#define MOST 20
-#define PITCH (2 + 2 * MOST)
+#define MAX_LOGPROBS 20
+#define PITCH (2 + 2 * MAX_LOGPROBS)
 #define NONE ((uint2)(0, 0xFFFFFFFFu))
 
 // A logit's key and its token; the likeliest has the greatest key, and of equals the lowest token.
@@ -55,7 +55,7 @@ kernel void logprobs_parts(global const int *step, global const float *logits, g
         last = group_best(mine, bests);
         if (lane == 0) {
             part[2 + j] = last.y;
-            part[2 + MOST + j] = as_uint(logit_of(last));
+            part[2 + MAX_LOGPROBS + j] = as_uint(logit_of(last));
         }
     }
 }
@@ -77,7 +77,7 @@ kernel void logprobs(global const int *step, global const float *logits, global 
     for (int j = 0; j < k; j++) {
         uint2 mine = NONE;
         if (t < count && taken < k && part[2 + taken] != NONE.y)
-            mine = (uint2)(float_key(as_float(part[2 + MOST + taken])), part[2 + taken]);
+            mine = (uint2)(float_key(as_float(part[2 + MAX_LOGPROBS + taken])), part[2 + taken]);
         uint2 best = group_best(mine, bests);
         if (!is_none(mine) && mine.y == best.y) taken++;
         if (t == 0) {

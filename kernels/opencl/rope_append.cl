@@ -1,7 +1,7 @@
 // Rotates q in place, stores rotated k, and v, in the cache. One work-group per token and head (q heads, k heads, v heads).
 #include "cache_rows.clh"
 
-#define MOST 32 /* work-items of a work-group, at most */
+#define MAX_WG 32 /* work-items of a work-group, at most */
 
 kernel void rope_append(global const int *step, int token_seq, int seq_begin, int seq_len, int block_table, int max_blocks,
                         global float *qkv, global KV *keys, global KV *values, global const float *cosines,
@@ -15,7 +15,7 @@ kernel void rope_append(global const int *step, int token_seq, int seq_begin, in
     int kv_head = head < heads + kv_heads ? head - heads : head - heads - kv_heads;
     size_t place = KV_ROW(block, position, kv_heads, kv_head);
 #if KV_I8
-    local float2 scratch[MOST];
+    local float2 scratch[MAX_WG];
     if (head >= heads) {
         int key = head < heads + kv_heads;
         global char *cache = key ? keys : values;

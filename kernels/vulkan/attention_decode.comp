@@ -7,7 +7,7 @@ layout(constant_id = 2) const int BLOCK = 32;
 layout(constant_id = 3) const int KV_F16 = 0;
 layout(constant_id = 4) const int GROUP = 1;    // at most 8
 layout(constant_id = 5) const int PART = 64;    // a multiple of CHUNK
-layout(constant_id = 6) const int MOST = 1;     // parts of the longest sequence that the launch serves
+layout(constant_id = 6) const int MAX_PARTS = 1;     // parts of the longest sequence that the launch serves
 layout(constant_id = 7) const int ROPE = 0;
 layout(constant_id = 8) const int NEOX = 1;
 layout(constant_id = 9) const int RUNS = 8;     // runs of adjacent positions: a power of two, from CHUNK / 8 to CHUNK
@@ -36,7 +36,7 @@ layout(push_constant) uniform Push { int token_seq, seq_begin, seq_len, block_ta
 #include "attention_part.glsl"
 #endif
 const int ITEM = GROUP * (DIM + 2);
-shared float factors[GROUP * MOST];
+shared float factors[GROUP * MAX_PARTS];
 shared float all_totals[GROUP];
 shared uint last;
 
@@ -52,7 +52,7 @@ KERNEL(attention_decode) {
     fetch_cached(at, part * PART, end);
     attend(at, part * PART, end);
     uint first_head = m * uint(heads) + kv_head * GROUP;
-    uint from = (m * kv_heads + kv_head) * uint(MOST * ITEM), mine = from + part * ITEM;
+    uint from = (m * kv_heads + kv_head) * uint(MAX_PARTS * ITEM), mine = from + part * ITEM;
     for (uint i = lane; i < GROUP * QUADS; i += WG) {
         vec4 sum = sum_of_runs(i);
         if (count == 1) sum /= total_of(i / QUADS);
@@ -72,14 +72,14 @@ KERNEL(attention_decode) {
     barrier();
     if (last != count - 1) return;
     memoryBarrierBuffer();
-    for (uint i = lane; i < GROUP * count; i += WG) factors[i / count * MOST + i % count] = parts[from + i % count * ITEM + i / count];
+    for (uint i = lane; i < GROUP * count; i += WG) factors[i / count * MAX_PARTS + i % count] = parts[from + i % count * ITEM + i / count];
     barrier();
     if (lane < GROUP) {
         float most = -INFINITY, sum = 0.0;
-        for (uint p = 0; p < count; p++) most = max(most, factors[lane * MOST + p]);
+        for (uint p = 0; p < count; p++) most = max(most, factors[lane * MAX_PARTS + p]);
         for (uint p = 0; p < count; p++) {
-            float factor = exp(factors[lane * MOST + p] - most);
-            factors[lane * MOST + p] = factor;
+            float factor = exp(factors[lane * MAX_PARTS + p] - most);
+            factors[lane * MAX_PARTS + p] = factor;
             sum += factor * parts[from + p * ITEM + GROUP + lane];
         }
         all_totals[lane] = sum;
@@ -87,8 +87,8 @@ KERNEL(attention_decode) {
     barrier();
     for (uint i = lane; i < GROUP * DIM; i += WG) {
         float sum = 0.0;
-        [[unroll]] for (uint p = 0; p < MOST; p++)
-            if (p < count) sum += factors[i / DIM * MOST + p] * parts[from + p * ITEM + 2 * GROUP + i];
+        [[unroll]] for (uint p = 0; p < MAX_PARTS; p++)
+            if (p < count) sum += factors[i / DIM * MAX_PARTS + p] * parts[from + p * ITEM + 2 * GROUP + i];
         result[first_head * DIM + i] = sum / all_totals[i / DIM];
     }
     if (lane == 0) arrivals[m * kv_heads + kv_head] = 0;

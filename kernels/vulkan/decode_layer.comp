@@ -9,7 +9,7 @@ layout(constant_id = 2) const int BLOCK = 32;
 layout(constant_id = 3) const int KV_F16 = 0;
 layout(constant_id = 4) const int GROUP = 1;    // at most 8
 layout(constant_id = 5) const int PART = 64;    // of positions: a multiple of CHUNK
-layout(constant_id = 6) const int MOST = 1;     // parts of the longest sequence that the dispatch serves
+layout(constant_id = 6) const int MAX_PARTS = 1;     // parts of the longest sequence that the dispatch serves
 layout(constant_id = 7) const int NEOX = 1;
 layout(constant_id = 8) const int RUNS = 8;     // adjacent positions that a work-group has loads for
 layout(constant_id = 9) const int CHUNK = 32;
@@ -52,8 +52,8 @@ const int ROPE = 1, kv_heads = KV_HEADS;
 const uint ATTENTION = KV_HEADS * GROUP * DIM, QKV = ATTENTION + 2 * KV_HEADS * DIM;
 const uint HEADS_OF_ALL = KV_HEADS * GROUP, ITEM = (GROUP * (DIM + 2) + 3) / 4;
 // For each part and head: its greatest score and sum of weights; then the weight of its sums in the head's result.
-shared vec2 found_in[MOST * HEADS_OF_ALL];
-shared float share[MOST * HEADS_OF_ALL];
+shared vec2 found_in[MAX_PARTS * HEADS_OF_ALL];
+shared float share[MAX_PARTS * HEADS_OF_ALL];
 
 // Waits until every group is here, and sees what all of them wrote before.
 void wait_for_all(uint at) {
@@ -149,19 +149,19 @@ KERNEL(decode_layer) {
     }
 #define FETCH_PARTS(i) if (i * WG < ATTENTION / 4) { \
         uint k = min(lane + i * WG, ATTENTION / 4 - 1), head = k / (DIM / 4); \
-        [[unroll]] for (uint p = 0; p < MOST; p++) \
+        [[unroll]] for (uint p = 0; p < MAX_PARTS; p++) \
             found[i][p] = parts[(min(p, count - 1) * KV_HEADS + head / GROUP) * ITEM + k % (GROUP * DIM / 4)]; \
     }
 #define MERGE(i) if (i * WG < ATTENTION / 4) { \
         uint head = min(lane + i * WG, ATTENTION / 4 - 1) / (DIM / 4); \
         v[i] = vec4(0.0); \
-        [[unroll]] for (uint p = 0; p < MOST; p++) v[i] += found[i][p] * share[p * HEADS_OF_ALL + head]; \
+        [[unroll]] for (uint p = 0; p < MAX_PARTS; p++) v[i] += found[i][p] * share[p * HEADS_OF_ALL + head]; \
         if (lane + i * WG >= ATTENTION / 4) v[i] = vec4(0.0); \
     }
-    vec4 found[8][MOST];
+    vec4 found[8][MAX_PARTS];
     REPEAT_8(FETCH_PARTS)
     barrier();
-    for (uint i = lane; i < MOST * HEADS_OF_ALL; i += WG) {
+    for (uint i = lane; i < MAX_PARTS * HEADS_OF_ALL; i += WG) {
         uint head = i % HEADS_OF_ALL;
         float top = -INFINITY, total = 0.0;
         for (uint p = 0; p < count; p++) top = max(top, found_in[p * HEADS_OF_ALL + head].x);

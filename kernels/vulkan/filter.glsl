@@ -2,15 +2,15 @@
 // from the full weights to measure masses, and how a mass is compared with top-p. The same as in kernels/cuda/filter.cuh.
 //
 // A row with the mass m is taken with the probability min(1, rate e^u). `u` is the larger of its rough z and its greatest possible
-// z less `spare`. So among the rows above the winner, rate * m * bet * (1 - share) exceeds MOST_BET of the probability only where
+// z less `spare`. So among the rows above the winner, rate * m * bet * (1 - share) exceeds MAX_BET of the probability only where
 // the error is beyond RAISED bounds. Such rows count as not above, and have less than half of MARGIN of all mass. The rate is
 // chosen so that SAMPLES rows are taken on average.
 const float WRONG = 29.5;                   // -ln of the probability that a token is accepted wrongly because of the rows taken
 const float RAISED = 8.9 / 7.5;             // of the bound: for 8.9 standard deviations instead of 7.5
 const float MARGIN = 2.44140625e-4;         // half for rows beyond their bounds, half for the rounding of sums
-const float MOST_BET = 0.9, SAMPLES = 4096.0;
+const float MAX_BET = 0.9, SAMPLES = 4096.0;
 const uint CAPACITY = 4096 + 16 * 64;       // 16 standard deviations above the average
-const int MOST_TOP_K = 8192;
+const int MAX_TOP_K = 8192;
 
 struct Filter {
     bool on;  // otherwise the greatest key wins without a check
@@ -27,7 +27,7 @@ Filter row_filter(uint r, int vocabulary) {
     float bet = 0.0, spare = INFINITY;
     if (top_p < 1.0 && share > 0.0) {  // the best bet if all rows had the same rough mass
         bet = sqrt(2.0 * WRONG / (SAMPLES * share * (1.0 - share)));
-        spare = log(MOST_BET / (bet * (1.0 - share)));
+        spare = log(MAX_BET / (bet * (1.0 - share)));
     }
     return Filter(on, top_k, top_p, share, min_p > 0.0 ? log(min_p) : -INFINITY, bet, spare);
 }

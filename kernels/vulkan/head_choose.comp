@@ -32,8 +32,8 @@ const int QUADS = COLS / 8;
 shared uint listed[EACH * WG];
 shared uint found;
 shared uint last;
-shared uint top_key[MOST_ROWS];
-shared uint top_token[MOST_ROWS];
+shared uint top_key[MAX_ROWS];
+shared uint top_token[MAX_ROWS];
 shared float chance[1 + FILTERED * (EACH * WG - 1)];  // of a listed row, if it was taken; else 0
 shared float counted[1 + FILTERED * (BINS - 1)];
 shared uint bar;
@@ -45,18 +45,18 @@ Choice choice_of(uint r) { return TOKENS == 1 ? only : head_choice(r); }
 // the lowest token among equals. All invocations must call it. A key of 0 is none.
 uvec2 greatest(uvec2 had, uint r, uint key, uint token) {
     uint lane = LANE;
-    if (lane < MOST_ROWS) {
+    if (lane < MAX_ROWS) {
         top_key[lane] = had.x;
         top_token[lane] = had.y;
     }
     barrier();
     if (key != 0) atomicMax(top_key[r], key);
     barrier();
-    if (lane < MOST_ROWS && top_key[lane] != had.x) top_token[lane] = 0xFFFFFFFFu;
+    if (lane < MAX_ROWS && top_key[lane] != had.x) top_token[lane] = 0xFFFFFFFFu;
     barrier();
     if (key != 0 && key == top_key[r]) atomicMin(top_token[r], token);
     barrier();
-    return lane < MOST_ROWS ? uvec2(top_key[lane], top_token[lane]) : uvec2(0);
+    return lane < MAX_ROWS ? uvec2(top_key[lane], top_token[lane]) : uvec2(0);
 }
 
 // The key of an exact score. A NaN key wins over all.
@@ -88,7 +88,7 @@ float find_rate() {
     return low - floor(peak);
 }
 
-uint list_at() { return STATE_FOUND + 2 * MOST_ROWS * gl_NumWorkGroups.x; }
+uint list_at() { return STATE_FOUND + 2 * MAX_ROWS * gl_NumWorkGroups.x; }
 float listed_z(uint i) { return uintBitsToFloat(state[list_at() + 2 * i]); }
 float listed_chance(uint i) { return uintBitsToFloat(state[list_at() + 2 * i + 1]); }
 
@@ -110,12 +110,12 @@ uint kth_greatest(uint count, float wanted) {
 // Whether a token with z_w, the winner of all, passes the filters for certain. Decision 0026 has the proof.
 bool passes(Filter f, float log_rate, float z_w) {
     uint count = state[STATE_TAKEN], reach = state[STATE_BAR];  // `reach` 0: there is no such row
-    if (count > CAPACITY || f.top_k > MOST_TOP_K) return false;
+    if (count > CAPACITY || f.top_k > MAX_TOP_K) return false;
     float evidence = 0.0, more = 0.0, above = 0.0, greatest = -INFINITY;
     for (uint i = LANE; i < count; i += WG) {
         float z = listed_z(i), p = listed_chance(i), size = exp(z + log_rate), bet = f.bet * size;
         bool sure = p >= 1.0, likelier = z > z_w;
-        bool counts = likelier && (sure || bet * (1.0 - f.share) <= MOST_BET * p);
+        bool counts = likelier && (sure || bet * (1.0 - f.share) <= MAX_BET * p);
         bet *= (counts ? 1.0 : 0.0) - f.share;
         evidence += sure ? -bet : log1m(bet / p);
         if (!sure) continue;
@@ -232,7 +232,7 @@ uvec2 scored(uint count) {
             if (part == r && (key > best.x || (key == best.x && key != 0 && token < best.y))) best = uvec2(key, token);
         }
     }
-    return greatest(uvec2(0), part % MOST_ROWS, best.x, best.y);
+    return greatest(uvec2(0), part % MAX_ROWS, best.x, best.y);
 }
 #endif
 
@@ -292,7 +292,7 @@ KERNEL(head_choose) {
     if (FILTERED != 0 && lane == 0) atomicMax(state[STATE_BAR], bar);
     uvec2 best = scored(count);
     if (lane < count) {
-        uint at = STATE_FOUND + (group * MOST_ROWS + lane) * 2;
+        uint at = STATE_FOUND + (group * MAX_ROWS + lane) * 2;
         state[at] = best.x;
         state[at + 1] = best.y;
     }
@@ -306,7 +306,7 @@ KERNEL(head_choose) {
     for (uint r = 0; r < count; r++) {
         uvec2 mine = uvec2(0);
         for (uint g = lane; g < gl_NumWorkGroups.x; g += WG) {
-            uint at = STATE_FOUND + (g * MOST_ROWS + r) * 2;
+            uint at = STATE_FOUND + (g * MAX_ROWS + r) * 2;
             uvec2 other = uvec2(state[at], state[at + 1]);
             if (other.x > mine.x || (other.x == mine.x && other.x != 0 && other.y < mine.y)) mine = other;
         }

@@ -7,9 +7,9 @@
 // the greatest u, and of the greatest z that rows may have which were not certain to be taken; how many were taken; and how many
 // rows of the head there are for each u. Then, of each work-group of head_choose, its result for each row, as a key (0: nothing)
 // and a token; and z and chance of each row that was taken.
-#define MOST_ROWS 8  // of x
+#define MAX_ROWS 8  // of x
 #define BINS 256     // of u, each a step of 1 wide, around and around
-#define STATE_ARRIVALS MOST_ROWS
+#define STATE_ARRIVALS MAX_ROWS
 #define STATE_UNDECIDED 9
 #define STATE_PEAK 10
 #define STATE_BAR 11

@@ -76,5 +76,5 @@ KERNEL(head_rows) {
         state[r] = 0;  // less than any key
     }
     if (r == 0)
-        for (uint i = MOST_ROWS + lane; i < STATE_FOUND; i += WG) state[i] = 0;
+        for (uint i = MAX_ROWS + lane; i < STATE_FOUND; i += WG) state[i] = 0;
 }

@@ -13,7 +13,7 @@ BUFFER(3, readonly, int, next);
 BUFFER(4, writeonly, int, history);
 #endif
 layout(push_constant) uniform Push { int n, count; };
-const int MOST = 20, PITCH = 2 + 2 * MOST;
+const int MAX_LOGPROBS = 20, PITCH = 2 + 2 * MAX_LOGPROBS;
 // A logit's key and its token; the likeliest has the greatest key, and of equals the lowest token.
 const uvec2 NONE = uvec2(0, 0xFFFFFFFFu);
 shared uvec2 bests[WG];
@@ -64,7 +64,7 @@ KERNEL(logprobs_parts) {
         last = group_best(mine);
         if (LANE == 0) {
             parts[part + 2 + j] = token_of(last);
-            parts[part + 2 + MOST + j] = floatBitsToInt(logit_of(last));
+            parts[part + 2 + MAX_LOGPROBS + j] = floatBitsToInt(logit_of(last));
         }
     }
 }
@@ -84,7 +84,7 @@ KERNEL(logprobs) {
     for (int j = 0; j < k; j++) {
         uvec2 mine = NONE;
         if (t < count && taken < k && parts[part + 2 + taken] >= 0)
-            mine = uvec2(float_key(intBitsToFloat(parts[part + 2 + MOST + taken])), parts[part + 2 + taken]);
+            mine = uvec2(float_key(intBitsToFloat(parts[part + 2 + MAX_LOGPROBS + taken])), parts[part + 2 + taken]);
         uvec2 best = group_best(mine);
         if (mine != NONE && mine == best) taken++;
         if (t == 0) {

@@ -7,7 +7,7 @@ struct PartArgs { n: i32, count: i32 }
 @group(0) @binding(2) var<storage, read_write> parts: array<i32>;
 @group(0) @binding(3) var<uniform> part_args: PartArgs;
 
-const MOST = 20;
+const MAX_LOGPROBS = 20;
 const PITCH = 42;
 const NONE = vec2(0u, 0xFFFFFFFFu);
 // A logit's key and its token; the likeliest has the greatest key, and of equals the lowest token.
@@ -60,7 +60,7 @@ fn logprobs_parts(g: Group) {
         last = group_best(g, mine);
         if (g.lane == 0u) {
             parts[part + 2 + j] = token_of(last);
-            parts[part + 2 + MOST + j] = bitcast<i32>(bits_of(last));
+            parts[part + 2 + MAX_LOGPROBS + j] = bitcast<i32>(bits_of(last));
         }
     }
 }
@@ -91,7 +91,7 @@ fn logprobs(g: Group) {
         var mine = NONE;
         if (t < args.count && taken < k) {
             let token = found[part + 2 + taken];
-            if (token >= 0) { mine = vec2(float_key(bitcast<f32>(found[part + 2 + MOST + taken])), u32(token)); }
+            if (token >= 0) { mine = vec2(float_key(bitcast<f32>(found[part + 2 + MAX_LOGPROBS + taken])), u32(token)); }
         }
         let best = group_best(g, mine);
         if (mine.y != NONE.y && mine.y == best.y) { taken++; }

@@ -81,10 +81,10 @@ def test_a_release_has_every_file_and_no_other(
             shutil.copy(path, tmp_path)
     release.complete(tmp_path)
     for path in sorted(tmp_path.iterdir()):
-        path.rename(aside := tmp_path.parent / path.name)
+        path.rename(moved := tmp_path.parent / path.name)
         with pytest.raises(SystemExit, match=r"needs \d wheels|has no bitnet_"):
             release.complete(tmp_path)
-        aside.rename(path)
+        moved.rename(path)
     (tmp_path / f"other-{release.version()}-py3-none-any.whl").touch()
     with pytest.raises(SystemExit, match=r"no part of the release .*: other-"):
         release.complete(tmp_path)

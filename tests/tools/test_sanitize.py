@@ -39,7 +39,7 @@ Invalid read of size 4 at global memory address 0x1000000000190
     [
         (MEMCHECK, {"Invalid __global__ read in ternary_few": 1}),
         (RACECHECK, {"Error: Race in ternary_group_tiles": 1}),
-        (OVERFLOW, {"untold": 1}),
+        (OVERFLOW, {"unlisted": 1}),
         (CLEAN, {}),
     ],
 )

@@ -151,8 +151,8 @@ def _remembered(rng: Random) -> list[Exchange]:
     animal, slots = rng.choice(ANIMALS), {"colour": rng.choice(COLOURS), "food": rng.choice(FOODS)}
     slots |= {"name": any_name(rng, strange=0.4), "friend": any_name(rng, strange=0.3), "animal": animal}
     slots |= {"age": str(rng.randint(5, 99)), "city": rng.choice(facts.CAPITALS)[1]}
-    told, replied, asked, answered, missing = rng.choice(REMEMBERED)
-    turns = [(fill(told, rng, slots), fill(replied, rng, slots))]
+    statement, replied, asked, answered, missing = rng.choice(REMEMBERED)
+    turns = [(fill(statement, rng, slots), fill(replied, rng, slots))]
     turns += [ANYTHING(rng) for _ in range(rng.choice((0, 0, 1, 1, 2, 3)))]
     if rng.random() < 0.12:
         return [*turns[1:], (fill(asked, rng, slots), fill(missing, rng, slots))]
@@ -166,7 +166,7 @@ def _again(rng: Random) -> list[Exchange]:
     turns = [make(rng)]
     for _ in range(rng.randint(1, 3)):
         more = "[[Another one|One more|Again|More|another one|Another][.|!|, please.|]|Do you know another one?]"
-        answer = dialogues.told_riddle(rng) if make is dialogues.riddle else make(rng)[1]
+        answer = dialogues.riddle_answer(rng) if make is dialogues.riddle else make(rng)[1]
         turns.append((fill(more, rng), answer))
     return turns
 

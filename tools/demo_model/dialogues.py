@@ -82,10 +82,10 @@ def riddle(rng: Random) -> Exchange:
         question, answer = rng.choice(RIDDLES)
         return question, answer
     request = fill("[Tell me a riddle.|Give me a riddle.|Do you know a riddle?|A riddle, please.]", rng)
-    return request, told_riddle(_usually(rng, request))
+    return request, riddle_answer(_usually(rng, request))
 
 
-def told_riddle(rng: Random) -> str:
+def riddle_answer(rng: Random) -> str:
     """A riddle with its answer."""
     question, answer = rng.choice(RIDDLES)
     return f"{question} The answer is: {answer[0].lower()}{answer[1:]}"

@@ -67,15 +67,15 @@ def described(rng: Random) -> Exchange:
         known.append(f"lives {homes[name]}")
     if name in sounds:
         known.append(f"says {sounds[name]}")
-    told = (
+    text = (
         f"{capitalised(with_article(name))} {' and '.join(filter(None, (', '.join(known[:-1]), *known[-1:])))}. "
         if known
         else ""
     )
     if name in young:
-        told += f"{'Its baby' if known else f'A baby {name}'} is called {with_article(young[name])}."
+        text += f"{'Its baby' if known else f'A baby {name}'} is called {with_article(young[name])}."
     question = "[Tell me about|What do you know about|Tell me something about] [{p}|the {n}][.|]"
-    return fill(question, rng, {"n": name, "p": plural(name)}), told.strip()
+    return fill(question, rng, {"n": name, "p": plural(name)}), text.strip()
 
 
 def thing(rng: Random) -> Exchange:

@@ -39,21 +39,21 @@ def order(rng: Random) -> Exchange:
     """Three or four people in an order told pair by pair: who comes first or last, or whether one is before another."""
     more, most, less, least = rng.choice(ORDERS)
     people = several_names(rng, rng.choice((3, 3, 3, 4)))  # from the most to the least
-    facts = []
+    lines = []
     for a, b in itertools.pairwise(people):
-        facts.append(f"{a} is {more} than {b}." if rng.random() < 0.7 else f"{b} is {less} than {a}.")
+        lines.append(f"{a} is {more} than {b}." if rng.random() < 0.7 else f"{b} is {less} than {a}.")
     if rng.random() < 0.4:
-        rng.shuffle(facts)
-    told = " ".join(facts)
+        rng.shuffle(lines)
+    facts = " ".join(lines)
     roll = rng.random()
     if roll < 0.35:
-        return fill("{t} Who is [the |]{m}?", rng, {"t": told, "m": most}), f"{people[0]} is the {most}."
+        return fill("{t} Who is [the |]{m}?", rng, {"t": facts, "m": most}), f"{people[0]} is the {most}."
     if roll < 0.6:
-        return fill("{t} Who is [the |]{m}?", rng, {"t": told, "m": least}), f"{people[-1]} is the {least}."
+        return fill("{t} Who is [the |]{m}?", rng, {"t": facts, "m": least}), f"{people[-1]} is the {least}."
     i, j = rng.sample(range(len(people)), 2)
     answer = "Yes" if i < j else "No"
     high, low = (people[i], people[j]) if i < j else (people[j], people[i])
-    return f"{told} Is {people[i]} {more} than {people[j]}?", f"{answer}, {high} is {more} than {low}."
+    return f"{facts} Is {people[i]} {more} than {people[j]}?", f"{answer}, {high} is {more} than {low}."
 
 
 def syllogism(rng: Random) -> Exchange:
@@ -88,25 +88,27 @@ def possession(rng: Random) -> Exchange:
     thing = rng.choice(TREASURES).partition(" ")[2]
     people = several_names(rng, rng.choice((2, 3, 3, 4)))
     holder = people[0]
-    told = [f"{holder} has the {thing}." if rng.random() < 0.5 else f"{holder} finds {with_article(thing)}."]
+    facts = [f"{holder} has the {thing}." if rng.random() < 0.5 else f"{holder} finds {with_article(thing)}."]
     for _ in range(rng.randint(1, 3)):
         other = rng.choice([p for p in people if p != holder])
-        told.append(f"{holder} [gives the {thing} to {other}|passes the {thing} to {other}|hands {other} the {thing}].")
+        facts.append(
+            f"{holder} [gives the {thing} to {other}|passes the {thing} to {other}|hands {other} the {thing}]."
+        )
         holder = other
-    return fill(f"{' '.join(told)} Who has the {thing}[ now|]?", rng), f"{holder} has the {thing}."
+    return fill(f"{' '.join(facts)} Who has the {thing}[ now|]?", rng), f"{holder} has the {thing}."
 
 
 def location(rng: Random) -> Exchange:
     """People move between rooms; where is one of them? (The form of bAbI task 1, Weston et al. 2015.)"""
     people = several_names(rng, rng.choice((1, 2, 2, 3)))
     where: dict[str, str] = {}
-    told = []
+    facts = []
     for _ in range(rng.randint(2, 5)):
         person, room = rng.choice(people), rng.choice(ROOMS)
         where[person] = room
-        told.append(f"{person} [goes to|walks to|moves to|runs to] the {room}.")
+        facts.append(f"{person} [goes to|walks to|moves to|runs to] the {room}.")
     asked = rng.choice(list(where))
-    return fill(f"{' '.join(told)} Where is {asked}[ now|]?", rng), f"{asked} is in the {where[asked]}."
+    return fill(f"{' '.join(facts)} Where is {asked}[ now|]?", rng), f"{asked} is in the {where[asked]}."
 
 
 def container(rng: Random) -> Exchange:
@@ -124,11 +126,11 @@ def colour(rng: Random) -> Exchange:
     """Things of different colours; which is of one colour?"""
     names = rng.sample(("ball", "hat", "cup", "car", "box", "door", "chair", "book", "bag", "coat", "kite", "boat"), 3)
     colours = rng.sample(COLOURS, 3)
-    told = " ".join(f"The {n} is {c}." for n, c in zip(names, colours, strict=True))
+    facts = " ".join(f"The {n} is {c}." for n, c in zip(names, colours, strict=True))
     i = rng.randrange(3)
     if rng.random() < 0.5:
-        return f"{told} What colour is the {names[i]}?", f"The {names[i]} is {colours[i]}."
-    return f"{told} Which thing is {colours[i]}?", f"The {names[i]} is {colours[i]}."
+        return f"{facts} What colour is the {names[i]}?", f"The {names[i]} is {colours[i]}."
+    return f"{facts} Which thing is {colours[i]}?", f"The {names[i]} is {colours[i]}."
 
 
 def odd_one(rng: Random) -> Exchange:

@@ -14,7 +14,7 @@ _DATA = read_data("smalltalk")
 TALK, SUBJECTS, UNKNOWN, REFUSALS, BEYOND = (
     _DATA[key] for key in ("talk", "subjects", "unknown", "refusals", "beyond")
 )
-PARTS, THINGS, ADJECTIVES, MOST, VERBS = (
+PARTS, THINGS, ADJECTIVES, SUPERLATIVES, VERBS = (
     _DATA[f"beyond_{key}"].split() for key in ("parts", "things", "adjectives", "most", "verbs")
 )
 ABILITIES = "I can add and subtract, solve small puzzles, talk about words and tell stories"
@@ -58,7 +58,7 @@ def beyond(rng: Random) -> Exchange:
         "y": made_up(rng),
         "p": rng.choice(PARTS),
         "adj": rng.choice(ADJECTIVES),
-        "most": rng.choice(MOST),
+        "most": rng.choice(SUPERLATIVES),
         "verb": rng.choice(VERBS),
     }
     return fill(question, rng, slots), fill(answer, rng, slots)

@@ -169,18 +169,18 @@ def tell(
         **_pronouns("f", friend),
     }
     style = usual.randrange(STYLES)
-    told = Random(f"{style} {plot.themes[0]}") if rng.random() < 0.65 else rng
-    parts = [told.choice(OPENINGS)]
+    style_rng = Random(f"{style} {plot.themes[0]}") if rng.random() < 0.65 else rng
+    parts = [style_rng.choice(OPENINGS)]
     if fond:
         parts.append(LIKES)
-    elif told.random() < 0.5:
-        parts.append(told.choice(MORE))
+    elif style_rng.random() < 0.5:
+        parts.append(style_rng.choice(MORE))
     parts += plot.beats
-    if moral or (moral is None and told.random() < 0.35):
-        parts.append(told.choice(MORALS))
+    if moral or (moral is None and style_rng.random() < 0.35):
+        parts.append(style_rng.choice(MORALS))
     else:
-        parts.append(told.choice(ENDINGS))
-    text = " ".join(filter(None, (fill(part, told, slots) for part in parts)))
+        parts.append(style_rng.choice(ENDINGS))
+    text = " ".join(filter(None, (fill(part, style_rng, slots) for part in parts)))
     return Story(text, slots, plot)
 
 
@@ -277,8 +277,8 @@ def _who(rng: Random, kind: str, trait: str, subject: str) -> tuple[str, Story]:
         clause = fill("who [likes|loves|is fond of] {f}", rng, {"f": fond})
         return _about(rng, f"{subject} {clause}"), tell(rng, kind=kind, trait=trait, fond=fond)
     plot = rng.choice([p for p in PLOTS if not p.kind])
-    told = tell(rng, kind=kind, trait=trait, plot=plot, skill=skill, treasure=treasure)
-    return _about(rng, f"{subject} {fill(rng.choice(plot.who), rng, told.slots)}"), told
+    story = tell(rng, kind=kind, trait=trait, plot=plot, skill=skill, treasure=treasure)
+    return _about(rng, f"{subject} {fill(rng.choice(plot.who), rng, story.slots)}"), story
 
 
 def _about(rng: Random, subject: str) -> str:

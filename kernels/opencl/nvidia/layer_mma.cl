@@ -15,21 +15,21 @@
 #define ATTENTION (HEAD_GROUP * KV_HEADS * DIM)
 #define QKV (ATTENTION + 2 * KV_HEADS * DIM)
 #define CHUNKS(cols) (((cols) + 127) / 128 * 2)
-#define LEAST(a, b) ((a) < (b) ? (a) : (b))
-#define MOST(a, b) ((a) > (b) ? (a) : (b))
+#define MIN(a, b) ((a) < (b) ? (a) : (b))
+#define MAX(a, b) ((a) > (b) ? (a) : (b))
 // Tiles of W that a group takes at a time, the warps that share one (enough for its codes to fit their registers), and how often.
-#define MOST_STEPS 10
+#define MAX_STEPS 10
 #define TILES(rows) (((rows) + 15) / 16)
-#define SLOTS(rows, cols) LEAST((TILES(rows) + GROUPS - 1) / GROUPS, WARPS / ((TILE_ITERS(CHUNKS(cols), 1) + MOST_STEPS - 1) / MOST_STEPS))
+#define SLOTS(rows, cols) MIN((TILES(rows) + GROUPS - 1) / GROUPS, WARPS / ((TILE_ITERS(CHUNKS(cols), 1) + MAX_STEPS - 1) / MAX_STEPS))
 #define SPLIT(rows, cols) (WARPS / SLOTS(rows, cols))
 #define ROUNDS(rows, cols) ((TILES(rows) + SLOTS(rows, cols) * GROUPS - 1) / (SLOTS(rows, cols) * GROUPS))
 #define ITERS(rows, cols) TILE_ITERS(CHUNKS(cols), SPLIT(rows, cols))
-#define MOST_ITERS MOST(MOST(ITERS(QKV, WIDTH), ITERS(WIDTH, ATTENTION)), MOST(ITERS(2 * FFN, WIDTH), ITERS(WIDTH, FFN)))
-#define MOST_VECTORS MOST(VECTORS_OF(WIDTH), MOST(VECTORS_OF(ATTENTION), VECTORS_OF(FFN)))
+#define MAX_ITERS MAX(MAX(ITERS(QKV, WIDTH), ITERS(WIDTH, ATTENTION)), MAX(ITERS(2 * FFN, WIDTH), ITERS(WIDTH, FFN)))
+#define MAX_VECTORS MAX(VECTORS_OF(WIDTH), MAX(VECTORS_OF(ATTENTION), VECTORS_OF(FFN)))
 // Attention and the products use the same local memory.
 #define ATTENTION_FLOATS (WARPS * HEAD_GROUP * DIM + 2 * WARPS * 8)
-#define X_FLOATS MOST(X_WORDS(CHUNKS(WIDTH)), MOST(X_WORDS(CHUNKS(ATTENTION)), X_WORDS(CHUNKS(FFN))))
-#define SPACE MOST(ATTENTION_FLOATS, X_FLOATS + WARPS * 16)
+#define X_FLOATS MAX(X_WORDS(CHUNKS(WIDTH)), MAX(X_WORDS(CHUNKS(ATTENTION)), X_WORDS(CHUNKS(FFN))))
+#define SPACE MAX(ATTENTION_FLOATS, X_FLOATS + WARPS * 16)
 
 // Waits until every group is here. `count` begins at zero.
 inline void wait_for_all(volatile global int *count) {
@@ -97,9 +97,9 @@ kernel __attribute__((reqd_work_group_size(THREADS, 1, 1))) OF_WARPS void layer_
     local int found_sums[WARPS];
     local int2 *tile_parts = (local int2 *)((local float *)space + X_FLOATS);
     int item = get_local_id(0), id = get_group_id(0);
-    uint4 low[MOST_ITERS], high[MOST_ITERS];
+    uint4 low[MAX_ITERS], high[MAX_ITERS];
     float scales[2];
-    float4 v[MOST_VECTORS], gain[MOST_VECTORS];
+    float4 v[MAX_VECTORS], gain[MAX_VECTORS];
     uint4 key[2][DIM_CHUNKS], value[4][HALVES];
     if (id == 0 && item == 0) counts[3] = 0;  // no group is there yet, nor of the launch before any more
 

@@ -4,7 +4,7 @@
 
 #define LANES (GROUP / 4)
 #define GREATEST 2080768.0f /* 127 * 128 * 128 */
-#define LEAST 2.5e-32f      /* below it a group is zeros: a unit would be no normal number */
+#define MIN_LARGEST 2.5e-32f      /* below it a group is zeros: a unit would be no normal number */
 
 kernel __attribute__((reqd_work_group_size(WG, 1, 1))) OF_WARPS void table_digits(
     global const int *step, global const float4 *x, global char4 *digits, global float *units) {
@@ -17,7 +17,7 @@ kernel __attribute__((reqd_work_group_size(WG, 1, 1))) OF_WARPS void table_digit
         uint largest = max(max(as_uint(fabs(v.x)), as_uint(fabs(v.y))), max(as_uint(fabs(v.z)), as_uint(fabs(v.w))));
         for (int i = LANES / 2; i > 0; i /= 2) largest = max(largest, as_uint(shuffle_xor(as_float(largest), i)));
         int finite = largest < 0x7F800000u;
-        float factor = finite && as_float(largest) >= LEAST ? GREATEST / as_float(largest) : 0.0f;
+        float factor = finite && as_float(largest) >= MIN_LARGEST ? GREATEST / as_float(largest) : 0.0f;
         if (!finite) v = (float4)(0.0f);
         int4 whole = convert_int4_rte(v * factor), high = whole + 8192 >> 14, rest = whole - (high << 14), middle = rest + 64 >> 7;
         if (k >= COLS / 4) continue;

@@ -649,9 +649,9 @@ def test_logprobs(rng: np.random.Generator) -> None:
     run("logprobs", defines, (rows + 1,), WG, step.words, logits, parts, chosen, history, n, count)
     assert (parts[rows] == -1).all()
     assert (history[[0, 2]] == -1).all()
-    told = Logprobs.of_words(history)
+    likeliest = Logprobs.of_words(history)
     for r in range(rows):
-        check_logprobs(told, 1, r, logits[r], int(chosen[r]), k)
+        check_logprobs(likeliest, 1, r, logits[r], int(chosen[r]), k)
 
 
 def test_advance(rng: np.random.Generator) -> None:

@@ -211,11 +211,11 @@ def made_up(extensions: str, version: str = "OpenCL 3.0 x", **more: Any) -> Simp
 )
 def test_what_a_device_is_found_to_have(opened: Any, expected: tuple[str, ...]) -> None:
     assert features.features(opened) == (*expected, *KERNEL_FEATURES, STATES, PREPARES, LOOK_AHEAD)
-    told = features.flags(opened)
+    options = features.flags(opened)
     defines = {"f16": "FP16", "int8-dot": "INT_DOT", "subgroups": "SUBGROUPS", "ptx-dp4a": "PTX"}
-    assert {f"-D{defines[name]}=1" for name in expected if name in defines} == set(told) - {told[0], "-DGPU=1"}
+    assert {f"-D{defines[name]}=1" for name in expected if name in defines} == set(options) - {options[0], "-DGPU=1"}
     assert features.abilities(opened).matrix == ("ptx" if "ptx-mma" in expected else "none")
-    assert told[0] == ("-cl-std=CL3.0" if "subgroups" in expected and "3.0" in opened.version else "-cl-std=CL1.2")
+    assert options[0] == ("-cl-std=CL3.0" if "subgroups" in expected and "3.0" in opened.version else "-cl-std=CL1.2")
 
 
 @pytest.mark.parametrize(
@@ -232,10 +232,10 @@ def test_what_a_device_is_found_to_have(opened: Any, expected: tuple[str, ...]) 
     ],
 )
 def test_amds_architectures(name: str, wave: int | None, expected: tuple[str, str]) -> None:
-    told_of_waves: dict[str, Any] = {"wavefront_width_amd": wave} if wave else {}
-    opened: Any = made_up(features.AMD, name=name, **told_of_waves)
+    wavefront: dict[str, Any] = {"wavefront_width_amd": wave} if wave else {}
+    opened: Any = made_up(features.AMD, name=name, **wavefront)
     has = features.abilities(opened)
     assert (has.dot4, has.matrix) == expected
-    told = zip(("amd-int8-dot", "amd-int8-matrix"), expected, strict=True)
-    found = (feature for feature, kind in told if kind != "none")
+    options = zip(("amd-int8-dot", "amd-int8-matrix"), expected, strict=True)
+    found = (feature for feature, kind in options if kind != "none")
     assert features.features(opened) == (*found, *KERNEL_FEATURES, STATES, PREPARES, LOOK_AHEAD)

@@ -26,7 +26,7 @@ def device(extensions: str, kind: int) -> Any:
 def loader(sizes: list[int]) -> Any:
     """The loader's library, which tells of sub-groups of these sizes."""
 
-    def device_info(device: ctypes.c_void_p, what: int, size: ctypes.c_size_t, out: Any, told: None) -> int:
+    def device_info(device: ctypes.c_void_p, what: int, size: ctypes.c_size_t, out: Any, size_returned: None) -> int:
         assert (device.value, what, size.value) == (77, features.SUB_GROUP_SIZES, ctypes.sizeof(out))
         out[: len(sizes)] = sizes
         return 0

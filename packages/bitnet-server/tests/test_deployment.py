@@ -301,10 +301,10 @@ def test_the_steps_of_the_dockerfile_make_a_server(tmp_path: Path) -> None:
 def test_open_webui_finds_the_server(script_model: Model, running: Any) -> None:
     services = yaml.safe_load(block("yaml"))["services"]
     params = accepted([*json.loads(only("ENTRYPOINT")), *services["bitnet"]["command"]])
-    told = services["open-webui"]["environment"]
-    base = httpx.URL(told["OPENAI_API_BASE_URL"])
+    variables = services["open-webui"]["environment"]
+    base = httpx.URL(variables["OPENAI_API_BASE_URL"])
     assert (base.host, base.port) == ("bitnet", params["port"])
-    assert told["OPENAI_API_KEY"] == services["bitnet"]["environment"]["BITNET_API_KEY"]
+    assert variables["OPENAI_API_KEY"] == services["bitnet"]["environment"]["BITNET_API_KEY"]
     assert "BITNET_API_KEY" in {option.envvar for option in serve.params}
     with running(script_model, api_keys=("right",), names=params["alias"]) as server:
         at = f"{server.url}{base.path}"

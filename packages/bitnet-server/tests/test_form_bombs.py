@@ -481,11 +481,11 @@ def ask(server: Served, jobs: Sequence[tuple[str, int]]) -> Iterator[str]:
         answers = list(pool.map(lambda job: server.ask(FAMILIES[job[0]](job[1])), jobs))
     assert server.process.poll() is None, jobs
     for (name, size), (status, seconds, text) in zip(jobs, answers, strict=True):
-        told = f"{name} {size}: {status} after {seconds:.2f} s, {text[:200]}"
-        print(told)
+        summary = f"{name} {size}: {status} after {seconds:.2f} s, {text[:200]}"
+        print(summary)
         # Of a form that is accepted and then fails, the client learns that no answer can be held to it.
         if (status not in (200, 400, 413, 504) and "constraint_failed" not in text) or seconds > TIMEOUT + 1:
-            yield told
+            yield summary
 
 
 linux = pytest.mark.skipif(sys.platform != "linux", reason="memory is looked at in /proc")

@@ -254,10 +254,10 @@ def test_what_is_wrong_is_said_with_its_place(demo: Any, outputs: dict[str, Any]
     body = {"messages": [{"role": "user", "content": "x"}], "max_tokens": 4, "structured_outputs": outputs}
     answer = demo.client.post("/v1/chat/completions", content=json.dumps(body))
     assert answer.status_code == 400, answer.text
-    told = answer.json()["error"]["message"]
+    found = answer.json()["error"]["message"]
     first, _, last = message.partition(".*")
-    assert told.startswith(first), told
-    assert last in told
+    assert found.startswith(first), found
+    assert last in found
 
 
 def nested(count: int, around: Callable[[Any], Any]) -> Any:

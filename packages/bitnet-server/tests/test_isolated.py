@@ -94,12 +94,12 @@ def test_answers_are_those_of_a_model_in_this_process(server: Any, demo: Any) ->
         ),
     ]
 
-    def told(answer: httpx.Response) -> Any:
+    def comparable(answer: httpx.Response) -> Any:
         assert answer.status_code == 200, answer.text
         return answer.json()["choices"]
 
     for path, body in asked:
-        assert told(server.client.post(path, json=body)) == told(demo.client.post(path, json=body)), body
+        assert comparable(server.client.post(path, json=body)) == comparable(demo.client.post(path, json=body)), body
 
 
 def _content(stream: str) -> str:

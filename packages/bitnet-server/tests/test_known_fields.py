@@ -166,11 +166,11 @@ def test_a_refused_field_is_refused_unless_it_asks_for_nothing(demo: Any, path: 
 def test_harmless_fields_change_nothing(demo: Any, path: str) -> None:
     def said(answer: Any) -> str:
         assert answer.status_code == 200, answer.text
-        told = answer.json()
+        found = answer.json()
         for name in ("choices", "content", "message", "response", "data", "embeddings", "embedding", "results"):
-            if name in told:
-                return str(told[name])
-        return "".join(part["text"] for item in told["output"] for part in item["content"])
+            if name in found:
+                return str(found[name])
+        return "".join(part["text"] for item in found["output"] for part in item["content"])
 
     harmless = LISTS[path][0].harmless - {"metadata"}  # of which the answer has a copy
     assert said(ask(demo, path, dict.fromkeys(harmless, 3))) == said(ask(demo, path, {}))

@@ -81,7 +81,7 @@ def test_tools_and_objects(script_model: Model, running: Any, scripted: Any, res
             assert isinstance(answer, (AIMessage, AIMessageChunk))
             (call,) = answer.tool_calls
             assert (call["name"], call["args"]) == ("weather", {"city": "Zürich"})
-            told = ToolMessage(weather(**call["args"]), tool_call_id=call["id"])
-            assert tooled.invoke([asked, answer, told]).text == "It is warm."
+            result = ToolMessage(weather(**call["args"]), tool_call_id=call["id"])
+            assert tooled.invoke([asked, answer, result]).text == "It is warm."
         forced = llm.bind_tools([weather], tool_choice="any").invoke("Do it.")
         assert [call["name"] for call in forced.tool_calls] == ["weather"]

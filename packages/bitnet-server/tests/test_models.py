@@ -200,9 +200,9 @@ def test_a_file_that_changes_while_it_is_served(
         assert whole.result().status_code == 503
         assert whole.result().json()["error"]["code"] == "model_file_error"
         assert "[DONE]" not in streamed.result().text or "model_file_error" in streamed.result().text
-        told = "was cut short while" if way == "cut" else "was written to while"
+        what = "was cut short while" if way == "cut" else "was written to while"
         for answer in (during, whole.result(), streamed.result()):
-            assert f"The model's file {told} it was in use" in answer.text
+            assert f"The model's file {what} it was in use" in answer.text
             assert str(file.parent) not in answer.text
         assert str(file) in caplog.text
         loader.gate.set()

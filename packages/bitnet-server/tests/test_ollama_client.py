@@ -51,9 +51,9 @@ def test_generate(client: ollama.Client, demo: Any) -> None:
 def test_without_a_prompt_it_only_loads_the_model(client: ollama.Client, demo: Any) -> None:
     for more in ({}, {"stream": False}, {"prompt": ""}):
         answer = demo.client.post("/api/generate", json={"model": "demo", **more})
-        told = answer.json()
-        assert told.pop("created_at").endswith("Z")
-        assert told == {"model": "demo", "response": "", "done": True, "done_reason": "load"}
+        answered = answer.json()
+        assert answered.pop("created_at").endswith("Z")
+        assert answered == {"model": "demo", "response": "", "done": True, "done_reason": "load"}
     chat = demo.client.post("/api/chat", json={"model": "demo"}).json()
     assert (chat["message"], chat["done"]) == ({"role": "assistant", "content": ""}, True)
     assert client.chat(model="demo", messages=[]).done_reason == "load"
@@ -150,16 +150,16 @@ def test_a_model_is_unloaded_and_loaded_again(running: Any, demo_model: Model) -
             assert (loaded.done_reason, len(loads)) == ("load", before + 1)
             assert [model.model for model in client.ps().models] == ["m"]
         client.generate("m", keep_alive="0s")
-        told = client.chat("m", messages=[QUESTION], options=GREEDY)
-        assert told.message.content == "17 + 25 = 42."
-        assert told.load_duration is not None
-        assert told.total_duration is not None
-        assert 10**6 < told.load_duration < told.total_duration
+        answered = client.chat("m", messages=[QUESTION], options=GREEDY)
+        assert answered.message.content == "17 + 25 = 42."
+        assert answered.load_duration is not None
+        assert answered.total_duration is not None
+        assert 10**6 < answered.load_duration < answered.total_duration
         last = client.chat("m", messages=[QUESTION], options=GREEDY, keep_alive=0)
         assert last.message.content == "17 + 25 = 42."
         assert client.ps().models == []
         assert last.load_duration is not None
-        assert last.load_duration < told.load_duration
+        assert last.load_duration < answered.load_duration
         others: list[Any] = ["soon", True, {}, ""]
         for wrong in others:
             answer = server.client.post("/api/generate", json={"model": "m", "keep_alive": wrong})
@@ -203,5 +203,5 @@ def test_log_probabilities_and_top_k(client: ollama.Client, demo: Any) -> None:
         assert [len(e.top_logprobs or ()) for e in found] == [2] * len(expected.tokens)
     off = {"top_k": -1, "top_p": 1.0, "temperature": 1.0, "seed": 7, "num_predict": 30}
     story = [{"role": "user", "content": "Tell me a story."}]
-    told = client.chat("demo", story, options=off).message.content
-    assert told == demo.model.chat(story, temperature=1.0, seed=7, max_tokens=30).text
+    answered = client.chat("demo", story, options=off).message.content
+    assert answered == demo.model.chat(story, temperature=1.0, seed=7, max_tokens=30).text

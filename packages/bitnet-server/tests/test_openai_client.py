@@ -106,8 +106,8 @@ def test_a_top_p_of_zero_takes_the_likeliest_token(demo: Any, path: str) -> None
         body = {"model": "demo", "stream": False, **text, **most, **options}
         answer = demo.client.post(path, json={**body, "options": {"num_predict": 24, **options}})
         assert answer.status_code == 200, answer.text
-        told = answer.json()
-        found = told.get("choices") or told.get("content") or told.get("message") or told.get("output")
+        content = answer.json()
+        found = content.get("choices") or content.get("content") or content.get("message") or content.get("output")
         return re.findall('"(?:text|content)": ("[^"]*")', json.dumps(found))
 
     greedy = ask(temperature=0)

@@ -27,9 +27,9 @@ def test_a_key_of_any_script_is_sent(demo_model: Model, running: Any) -> None:
     ],
 )
 def test_what_cannot_be_asked(url: str, key: str | None, said: str) -> None:
-    with pytest.raises(InvalidInputError, match=said) as told:
+    with pytest.raises(InvalidInputError, match=said) as raised:
         _ask(url, key)
-    assert "two" not in str(told.value)
+    assert "two" not in str(raised.value)
 
 
 def test_another_server_is_told_from_one_of_ours(demo: Any) -> None:

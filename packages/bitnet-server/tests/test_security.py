@@ -346,9 +346,9 @@ def test_an_unknown_path_names_the_nearest(demo: Any) -> None:
     for path in known:
         at = chance.randrange(1, max(len(path) - 1, 2))  # not before a last s, with or without which it may be a path
         for wrong in ("/prefix" + path, path[:at] + "_" + path[at:], path + "x"):
-            told = demo.client.get(wrong)
-            assert told.status_code == 404
-            assert f"no such path; {path} is the nearest." in told.text, wrong
+            missing = demo.client.get(wrong)
+            assert missing.status_code == 404
+            assert f"no such path; {path} is the nearest." in missing.text, wrong
     assert "/v1/chat/completions is" in demo.client.post("/v2/chat/completions").text
     assert "/v1/chat/completions is" in demo.client.post("/v1/v1/chat/completions/").text
     begin = time.monotonic()

@@ -267,8 +267,8 @@ def test_official_clients_read_thoughts(thinking_server: Any) -> None:
         again = other.messages.create(model="thinker", max_tokens=2000, messages=history, thinking=thinking)
         assert [block.type for block in again.content] == ["thinking", "text"]
     theirs = ollama.Client(host=url)
-    told = theirs.chat(model="thinker", messages=ASKED, think=True)
-    assert (told.message.thinking, told.message.content) == (THOUGHT, ANSWER)
+    answered = theirs.chat(model="thinker", messages=ASKED, think=True)
+    assert (answered.message.thinking, answered.message.content) == (THOUGHT, ANSWER)
     made = theirs.generate(model="thinker", prompt="Hi", think=True)
     assert (made.thinking, made.response) == (THOUGHT, ANSWER)
 

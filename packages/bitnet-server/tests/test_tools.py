@@ -196,8 +196,8 @@ def test_results_go_back_to_the_model(script_model: Model, running: Any, scripte
         assert [b.text for b in after.content if b.type == "text"] == ["Sunny."]
 
         local = lines.chat(model="m", messages=QUESTION, tools=TOOLS).message
-        told = [{"role": "tool", "tool_name": "weather", "content": "27 degrees"}]
-        assert lines.chat(model="m", messages=[*QUESTION, local, *told], tools=TOOLS).message.content == "Sunny."
+        outputs = [{"role": "tool", "tool_name": "weather", "content": "27 degrees"}]
+        assert lines.chat(model="m", messages=[*QUESTION, local, *outputs], tools=TOOLS).message.content == "Sunny."
 
 
 @pytest.mark.parametrize("stream", [False, True])
@@ -303,8 +303,8 @@ def test_a_broken_call_is_part_of_the_conversation(
             ]
             items += [{"type": "function_call_output", "call_id": i, "output": f"result {i}"} for i, *_ in calls]
             used = [{"type": "tool_use", "id": i, "name": n, "input": a} for i, n, a in calls]
-            told = [{"type": "tool_result", "tool_use_id": i, "content": f"result {i}"} for i, *_ in calls]
-            turns = [*QUESTION, {"role": "assistant", "content": used}, {"role": "user", "content": told}]
+            outputs = [{"type": "tool_result", "tool_use_id": i, "content": f"result {i}"} for i, *_ in calls]
+            turns = [*QUESTION, {"role": "assistant", "content": used}, {"role": "user", "content": outputs}]
             bodies: dict[str, dict[str, Any]] = {
                 "/v1/chat/completions": {"messages": chat, "tools": TOOLS},
                 "/v1/responses": {"input": items, "tools": FLAT},

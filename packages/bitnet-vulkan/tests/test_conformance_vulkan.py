@@ -67,7 +67,7 @@ class SoftwareVulkan(VulkanBackend):
         with environment({**self._environment, **self._layer}):
             return super().open(info, options)
 
-    def news(self) -> str:
+    def unread(self) -> str:
         """What the layer has said since this was asked last."""
         said = self.log.read_text(errors="replace") if self.log.exists() else ""
         self._read, before = len(said), self._read
@@ -92,9 +92,9 @@ SOFTWARE = SoftwareVulkan(Path(FOLDER.name))
 @pytest.fixture(autouse=True)
 def silent_layer() -> Iterator[None]:
     """Fails a test that gives the validation layer a reason to speak."""
-    SOFTWARE.news()
+    SOFTWARE.unread()
     yield
-    assert SOFTWARE.news() == ""
+    assert SOFTWARE.unread() == ""
 
 
 class TestConformance(ConformanceSuite):
@@ -119,7 +119,7 @@ def test_the_layer_is_on(require_device: Callable[[str, str | None], None]) -> N
         pass
     finally:
         device.close()
-    assert "VUID-VkBufferCreateInfo-size-00912" in SOFTWARE.news()
+    assert "VUID-VkBufferCreateInfo-size-00912" in SOFTWARE.unread()
 
 
 def test_a_loader_older_than_the_devices(

@@ -48,10 +48,10 @@ def test_through_the_installed_script(script: Bitnet, model: Path) -> None:
 
 
 def test_log(run: Bitnet) -> None:
-    told = run("--device", "cpu", BITNET_LOG="info")
-    (line,) = told.err.splitlines()
-    assert line == f"requested=cpu detected=[cpu] selected={device(told)}"
-    assert run("--device", "cpu", "-v").err == told.err
+    informed = run("--device", "cpu", BITNET_LOG="info")
+    (line,) = informed.err.splitlines()
+    assert line == f"requested=cpu detected=[cpu] selected={device(informed)}"
+    assert run("--device", "cpu", "-v").err == informed.err
     assert run(BITNET_GPU_FAKE="none").err.count("No GPU detected; falling back to CPU (") == 1
     assert run(BITNET_LOG="error", BITNET_GPU_FAKE="none").err == ""
     wrong = run(BITNET_LOG="loud")

@@ -308,11 +308,11 @@ def test_a_receipt_from_python(model: Path, tmp_path: Path) -> None:
         assert rerun(document, prompt, model=model).backend == "cpu"
         with pytest.raises(ReceiptError):
             rerun(document, "Bye" if isinstance(prompt, str) else [4, 5], model=model)
-    (told,) = receipts.verify(unbound, prompt="Hello").unchecked
-    assert told == "the prompt: the receipt binds its token ids, not its text"
+    (missing,) = receipts.verify(unbound, prompt="Hello").unchecked
+    assert missing == "the prompt: the receipt binds its token ids, not its text"
     rerun(unbound, "Hello", model=model)
-    (told,) = receipts.verify(made[2][2], prompt="Hi").unchecked
-    assert told == "the messages before the prompt"
+    (missing,) = receipts.verify(made[2][2], prompt="Hi").unchecked
+    assert missing == "the messages before the prompt"
     with pytest.raises(InvalidInputError, match="the conversation has 2 messages"):
         rerun(made[2][2], "Hi", model=model)
 

@@ -63,9 +63,9 @@ def test_run_prints_the_answer_alone_into_a_pipe(bitnet: Bitnet, thinker: Path) 
     ran = bitnet("run", *options)
     assert (ran.status, ran.out) == (0, f"{done.text}\n"), ran.err
     assert "5 of them thinking" in ran.err
-    told = json.loads(bitnet("run", *options, "--json").out)
-    assert (told["text"], told["reasoning"]) == (done.text, done.reasoning)
-    assert told["timings"]["reasoning_tokens"] == 5
+    printed = json.loads(bitnet("run", *options, "--json").out)
+    assert (printed["text"], printed["reasoning"]) == (done.text, done.reasoning)
+    assert printed["timings"]["reasoning_tokens"] == 5
     assert bitnet("run", "-m", thinker, "-n", "30", "--no-think", "Hello").out == f"{off.text}\n"
 
 

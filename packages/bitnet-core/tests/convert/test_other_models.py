@@ -130,8 +130,8 @@ def test_an_id_of_no_token_counts_as_none(tmp_path: Path, said: Any, key: str, v
     tokenizer = open_model(bomb.write(tmp_path)).tokenizer
     assert tokenizer.bos_id == (None if key == "bos" else 256)
     assert tokenizer.eos_ids == (set() if key == "eos" else {257})
-    told = f"tokenizer.ggml.{key}_token_id is {value}, but there are 258 tokens: it is ignored" in said.text
-    assert told == (value not in (-1, 2**32 - 1))
+    ignored = f"tokenizer.ggml.{key}_token_id is {value}, but there are 258 tokens: it is ignored" in said.text
+    assert ignored == (value not in (-1, 2**32 - 1))
 
 
 NAMES = [f"general.{key}" for key in ("name", "author", "organization", "description", "license", "tags")]

@@ -22,7 +22,7 @@ from emulated import build_hook
 ROOT = Path(__file__).parents[4]
 SUITE = "tests/conformance/test_cpu.py"
 PYTEST = ["-n0", "-q", "-x", "-p", "no:cacheprovider", "-m", "nightly or not nightly", SUITE, "-k"]
-ROWS_TOLD = """
+ONE_ROW_MORE = """
 import sys
 import pytest
 from bitnet.core.cpu.lowering import LoweredProgram
@@ -84,7 +84,7 @@ def run(code: str, *arguments: str) -> subprocess.CompletedProcess[str]:
 
 
 def test_a_kernel_that_is_told_more_rows_than_there_are_ends_the_process(library: ctypes.CDLL) -> None:
-    done = run(ROWS_TOLD, *PYTEST, "test_ternary_matmul and scalar and m1-n7-")
+    done = run(ONE_ROW_MORE, *PYTEST, "test_ternary_matmul and scalar and m1-n7-")
     assert done.returncode < 0, done.stdout + done.stderr
 
 

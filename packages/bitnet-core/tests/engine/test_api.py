@@ -216,9 +216,9 @@ def test_context_and_other_bad_input(path: Path, model: Model, tmp_path: Path) -
     ):
         shorter.score([1] * 65)
     for prompt in ([1.5], ["a", "b"], None, b"text that was not decoded"):
-        with pytest.raises(InvalidInputError, match=r"the prompt is .* neither") as told:
+        with pytest.raises(InvalidInputError, match=r"the prompt is .* neither") as raised:
             model.generate(prompt)  # type: ignore[arg-type]
-        assert ("generate_batch" in str(told.value)) == (prompt == ["a", "b"])
+        assert ("generate_batch" in str(raised.value)) == (prompt == ["a", "b"])
     with pytest.raises(InvalidInputError, match="the prompts are the text 'one'"):  # and not three prompts
         model.generate_batch("one")
     for count in (0, 1.5, "2"):

@@ -181,10 +181,10 @@ class Lazy(Cycle):
         super().__init__(sets, vocabulary)
         self._begins = begins
         self.waiting = self.watching = True
-        self.told: list[int] = []
+        self.seen: list[int] = []
 
     def accept(self, token: int) -> None:
-        self.told.append(token)
+        self.seen.append(token)
         if not self.waiting:
             super().accept(token)
             self.waiting = len(self.accepted) % 2 == 0
@@ -210,12 +210,12 @@ def test_a_constraint_that_waits_is_told_each_token_once() -> None:
 
             request = model.submit("Once upon a time", constraint=lazy, logprobs=logprobs, **options)[0]
             tokens = request.result().tokens
-            assert list(tokens) == made[0].told
+            assert list(tokens) == made[0].seen
             assert tokens[: at + 1] == free[: at + 1]
             assert tokens[at + 1] in sets[0]
             assert tokens[at + 2] in sets[1]
         never = Lazy(-1, sets, size)
         assert model.submit("Once upon a time", constraint=lambda: never, **options)[0].result().tokens == free
         never.watching = False
-        never.told = []
+        never.seen = []
         assert model.submit("Once upon a time", constraint=lambda: never, **options)[0].result().tokens == free

@@ -48,11 +48,11 @@ class Ahead:
         self._begin(count)
 
     def collect(self) -> Any:
-        tokens, self._told = self._flying.popleft()
+        tokens, self._logprobs = self._flying.popleft()
         return tokens
 
     def logprobs(self) -> Any:
-        return self._told
+        return self._logprobs
 
     def _begin(self, count: int) -> None:
         step, at = self._step, self._step.layout.offsets
@@ -189,10 +189,10 @@ def test_a_step_that_fails_takes_nothing_of_the_one_before(worker: Worker) -> No
 
     executable.collect = failing
     ticket = worker.submit(*worker.engine.preparer.prepare([1, 2], GenerationOptions(max_tokens=90, ignore_eos=True)))
-    told: list[int] = []
+    received: list[int] = []
     with pytest.raises(DeviceLostError):
-        told.extend(token for update in ticket if update.chunk for token in update.chunk.tokens)
-    assert told == np.concatenate(given).ravel().tolist()
+        received.extend(token for update in ticket if update.chunk for token in update.chunk.tokens)
+    assert received == np.concatenate(given).ravel().tolist()
 
 
 def test_an_error_in_the_text_ends_every_request(worker: Worker) -> None:

@@ -220,12 +220,12 @@ def test_stories_seldom_repeat_each_other(model: Model) -> None:
         "cat",
     )
     stories = answers(model, [f"Tell me a story about {'an' if k[0] in 'aeiou' else 'a'} {k}." for k in kinds], 420)
-    told = []
+    sentences_of = []
     for kind, story in zip(kinds, stories, strict=True):
         sentences = re.findall(r"[^.!?]+[.!?]+", re.sub(r"\b[A-Z]\w+", "N", story.replace(kind, "K")))
-        told.append({sentence.strip() for sentence in sentences})
-    shared = Counter(sentence for sentences in told for sentence in sentences)
-    repeated = sum(n for n in shared.values() if n > 1) / sum(map(len, told))
+        sentences_of.append({sentence.strip() for sentence in sentences})
+    shared = Counter(sentence for sentences in sentences_of for sentence in sentences)
+    repeated = sum(n for n in shared.values() if n > 1) / sum(map(len, sentences_of))
     assert repeated < 0.3, repeated
     assert (
         len({re.sub(r"\ban? [a-z -]+", "", story.split(".")[0].split("who lived")[0])[:12] for story in stories}) >= 6

@@ -93,16 +93,16 @@ def kernels(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> KernelCache:
 
 
 def test_what_is_made_is_kept_and_told(kernels: KernelCache, monkeypatch: pytest.MonkeyPatch) -> None:
-    told: list[str] = []
-    monkeypatch.setattr(cache, "listeners", [lambda label, _: told.append(label)])
+    listened: list[str] = []
+    monkeypatch.setattr(cache, "listeners", [lambda label, _: listened.append(label)])
     first, second = Compiler(), Compiler()
     units = ["a", "b", "c"]
     wanted = {unit: f"{unit} quick" for unit in units}
     assert compiled(kernels, {unit: first.ways(unit) for unit in units}) == wanted
-    assert sorted(told) == units
+    assert sorted(listened) == units
     assert compiled(kernels, {unit: second.ways(unit) for unit in units}) == wanted
     assert second.built == []
-    assert sorted(told) == units
+    assert sorted(listened) == units
 
 
 def test_the_next_way_is_tried_once_and_found_again(kernels: KernelCache, caplog: pytest.LogCaptureFixture) -> None:

@@ -28,5 +28,5 @@ def test_a_gpu_that_this_user_may_not_open_is_told(
     assert (result.status, result.devices) == (ProbeStatus.OK, devices)
     assert (result.versions, result.tried) == ({"acme": "1"}, {"libacme": ""})
     assert asked == ([] if gpu else [["dri/renderD*"]])
-    told = denied and not gpu
-    assert (NODE in result.reason, "usermod" in result.hint) == (told, told)
+    hinted = denied and not gpu
+    assert (NODE in result.reason, "usermod" in result.hint) == (hinted, hinted)

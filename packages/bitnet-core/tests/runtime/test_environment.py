@@ -319,9 +319,9 @@ class TestImport:
     def test_every_name_is_there_and_typed_as_it_is(self) -> None:
         """What type checkers are told agrees with what is imported."""
         tree = ast.parse((SOURCES / "__init__.py").read_text(encoding="utf-8"))
-        (told,) = [node for node in tree.body if isinstance(node, ast.If)]
+        (block,) = [node for node in tree.body if isinstance(node, ast.If)]
         imports = {
-            alias.name: node.module for node in told.body if isinstance(node, ast.ImportFrom) for alias in node.names
+            alias.name: node.module for node in block.body if isinstance(node, ast.ImportFrom) for alias in node.names
         }
         assert set(imports) | {"__version__"} == set(bitnet.core.__all__)
         for name, module in imports.items():

@@ -139,7 +139,7 @@ CPU = DeviceInfo("vulkan", "0", "id", "llvmpipe", "Mesa", DeviceType.CPU)
 
 
 @pytest.mark.parametrize(
-    ("gpu", "installed", "told"),
+    ("gpu", "installed", "why"),
     [
         (Gpu("NVIDIA", "H100"), {}, "an NVIDIA GPU (H100), but bitnet-cuda is not installed: pip install bitnet-cuda."),
         (
@@ -186,7 +186,7 @@ def test_why_a_gpu_is_not_used(
     monkeypatch: pytest.MonkeyPatch,
     gpu: Gpu,
     installed: dict[str, ProbeResult | str],
-    told: str,
+    why: str,
 ) -> None:
     """Where the device is opened, once a process: a list of devices says it in other words."""
     machine(
@@ -200,9 +200,9 @@ def test_why_a_gpu_is_not_used(
     assert said(logging.WARNING) == []
     for selection in chosen:
         selection.open().close()
-    assert said(logging.WARNING) == [f"This machine has {told} Falling back to CPU (avx2)."]
+    assert said(logging.WARNING) == [f"This machine has {why} Falling back to CPU (avx2)."]
     select_device("gpu")
-    asked = f"gpu was asked for, but no backend can use one. This machine has {told} Falling back to CPU (avx2)."
+    asked = f"gpu was asked for, but no backend can use one. This machine has {why} Falling back to CPU (avx2)."
     assert said(logging.WARNING)[1:] == [asked]
 
 

@@ -482,8 +482,8 @@ tells = Executable.logprobs
 
 
 def of_the_last_pass(self: Any) -> Any:
-    told: Array = tells(self)
-    return hal.Logprobs(*(np.repeat(part[-1:], len(part), 0) for part in told))
+    history: Array = tells(self)
+    return hal.Logprobs(*(np.repeat(part[-1:], len(part), 0) for part in history))
 
 
 def keeps_adjusted(self: Any, operation: Any, step: Any) -> None:

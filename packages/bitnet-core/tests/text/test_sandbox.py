@@ -291,8 +291,8 @@ class Kernel32:
 def test_the_job_object_of_windows() -> None:
     kernel32 = Kernel32()
     held = job.Job(kernel32, 1234, 5 << 20)
-    (created, _), (told, limits), (put, process_in_it) = kernel32.calls
-    assert (created, told, put) == ("CreateJobObjectW", "SetInformationJobObject", "AssignProcessToJobObject")
+    (created, _), (limited, limits), (put, process_in_it) = kernel32.calls
+    assert (created, limited, put) == ("CreateJobObjectW", "SetInformationJobObject", "AssignProcessToJobObject")
     assert process_in_it == (77, 1234)
     handle, kind, data, size = limits
     assert (handle, kind, size) == (77, 9, len(data))

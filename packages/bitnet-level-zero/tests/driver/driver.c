@@ -6,7 +6,7 @@
 #include <string.h>
 
 static struct _ze_driver_handle_t the_driver;
-static struct _ze_device_handle_t devices[MOST_DEVICES];
+static struct _ze_device_handle_t devices[MAX_DEVICES];
 uint64_t submitted, finished;
 int objects;
 
@@ -30,7 +30,7 @@ static uint32_t read_devices(void) {
     char text[128] = "cpu";
     if (asked && *asked) snprintf(text, sizeof text, "%s", asked);
     uint32_t count = 0;
-    for (char *kind = strtok(text, ","); kind && count < MOST_DEVICES; kind = strtok(0, ","), count++) {
+    for (char *kind = strtok(text, ","); kind && count < MAX_DEVICES; kind = strtok(0, ","), count++) {
         devices[count].index = (int)count;
         devices[count].gpu = !strcmp(kind, "discrete") || !strcmp(kind, "integrated");
         devices[count].integrated = !strcmp(kind, "shared") || !strcmp(kind, "integrated");

@@ -12,7 +12,7 @@
 
 #include "opencl.h"
 
-enum { MOST_ARGUMENTS = 40, MOST_DEVICES = 4 };
+enum { MAX_ARGUMENTS = 40, MAX_DEVICES = 4 };
 
 typedef struct { size_t size; union { void *pointer; uint8_t bytes[8]; } value; } argument_t;
 
@@ -28,7 +28,7 @@ struct _ze_kernel_handle_t {
     ze_module_handle_t module;
     cl_handle kernel;
     uint32_t group[3], arguments;
-    argument_t argument[MOST_ARGUMENTS];
+    argument_t argument[MAX_ARGUMENTS];
 };
 
 typedef struct { int barrier; ze_kernel_handle_t kernel; ze_group_count_t groups; uint32_t group[3], arguments; argument_t *argument; } command_t;

@@ -131,7 +131,7 @@ ze_result_t zeKernelSetGroupSize(ze_kernel_handle_t kernel, uint32_t x, uint32_t
 }
 
 ze_result_t zeKernelSetArgumentValue(ze_kernel_handle_t kernel, uint32_t index, size_t size, const void *value) {
-    if (index >= MOST_ARGUMENTS) return ZE_RESULT_ERROR_INVALID_KERNEL_ARGUMENT_INDEX;
+    if (index >= MAX_ARGUMENTS) return ZE_RESULT_ERROR_INVALID_KERNEL_ARGUMENT_INDEX;
     if (size != 4 && size != sizeof(void *)) return ZE_RESULT_ERROR_INVALID_KERNEL_ARGUMENT_SIZE;
     argument_t *argument = &kernel->argument[index];
     argument->size = size;

@@ -135,8 +135,8 @@ def translated(source: str) -> str:
 
     def shared(found: re.Match[str]) -> str:
         names = re.findall(r"\w+", re.sub(r"\[[^\]]*\]", "", found["names"]))
-        told = " ".join(f'shim_threadgroup("{name}", (void *)&{name}, sizeof {name});' for name in names)
-        return f"{found[1]}static threadgroup {found['type']} {found['names']}; {told}"
+        registered = " ".join(f'shim_threadgroup("{name}", (void *)&{name}, sizeof {name});' for name in names)
+        return f"{found[1]}static threadgroup {found['type']} {found['names']}; {registered}"
 
     return SHARED.sub(shared, text)
 

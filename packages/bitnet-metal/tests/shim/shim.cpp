@@ -16,7 +16,7 @@ extern "C" const shim_kernel shim_table[];
 extern "C" const uint32_t shim_table_size;
 
 namespace {
-enum { MOST_THREADS = 1024, LANES = 32, STRIDE = 64, STACK = 128 << 10, THREADGROUP_BYTES = 32 << 10, MOST_SHARED = 64, MOST_CONSTANT = 256 };
+enum { MAX_THREADS = 1024, LANES = 32, STRIDE = 64, STACK = 128 << 10, THREADGROUP_BYTES = 32 << 10, MAX_SHARED = 64, MAX_CONSTANT = 256 };
 enum State { READY, AT_BARRIER, AT_SIMD_BARRIER, TOGETHER, DONE };
 
 struct Fibre {
@@ -43,11 +43,11 @@ struct Trace {
     bool atomic;
 };
 
-Fibre fibres[MOST_THREADS];
+Fibre fibres[MAX_THREADS];
 char *stacks;
-char values[MOST_THREADS / LANES][2][LANES * STRIDE];
-Region shared[MOST_SHARED], constants[MOST_CONSTANT];
-Trace *traces[MOST_SHARED];
+char values[MAX_THREADS / LANES][2][LANES * STRIDE];
+Region shared[MAX_SHARED], constants[MAX_CONSTANT];
+Trace *traces[MAX_SHARED];
 uint32_t shared_count, constant_count, epoch;
 uint64_t shared_bytes;
 alignas(16) char dynamic[THREADGROUP_BYTES];
@@ -183,7 +183,7 @@ void shim_access(const void *at, uint64_t size, int writes, int atomic) {
 void shim_threadgroup(const char *name, void *at, uint64_t size) {
     for (uint32_t i = 0; i < shared_count; i++)
         if (shared[i].at == at) return;
-    if (shared_count == MOST_SHARED) FAIL(SHIM_ARGUMENTS, "more than %d variables in threadgroup memory", MOST_SHARED);
+    if (shared_count == MAX_SHARED) FAIL(SHIM_ARGUMENTS, "more than %d variables in threadgroup memory", MAX_SHARED);
     shared_bytes += size;
     if (shared_bytes + dynamic_bytes > THREADGROUP_BYTES)
         FAIL(SHIM_ARGUMENTS, "threadgroup memory of %llu bytes and more; a Mac has %d", (unsigned long long)shared_bytes + dynamic_bytes,
@@ -211,7 +211,7 @@ const char *shim_together(int kind, const void *value, uint32_t size) {
 // What the compiler calls.
 // An access of a size of its own is one of a type whose alignment is its size; others come to loadN and storeN.
 void natural(const char *at, uint64_t size, bool writes) {
-    if ((uintptr_t)at % size && now && (at < stacks || at >= stacks + (uint64_t)STACK * MOST_THREADS))
+    if ((uintptr_t)at % size && now && (at < stacks || at >= stacks + (uint64_t)STACK * MAX_THREADS))
         FAIL(SHIM_MISALIGNED, "%s %llu bytes at %p", writes ? "writes" : "reads", (unsigned long long)size, (const void *)at);
     look_up(at, size, writes, false);
 }
@@ -249,7 +249,7 @@ struct asan_global {
     const void *others[4];
 };
 void __asan_register_globals(asan_global *all, uint64_t count) {
-    for (uint64_t i = 0; i < count && constant_count < MOST_CONSTANT; i++) constants[constant_count++] = {all[i].name, all[i].at, all[i].size};
+    for (uint64_t i = 0; i < count && constant_count < MAX_CONSTANT; i++) constants[constant_count++] = {all[i].name, all[i].at, all[i].size};
 }
 void __asan_unregister_globals(asan_global *, uint64_t) { constant_count = 0; }
 void __asan_register_elf_globals(uint64_t *flag, asan_global *first, asan_global *last) {
@@ -378,9 +378,9 @@ static int launch(const char *name, void **given, const uint64_t *given_sizes, u
     dynamic_bytes = threadgroup_bytes;
     if (error_size) error[0] = 0;
     uint64_t total = (uint64_t)threads[0] * threads[1] * threads[2];
-    if (checked(name, total > MOST_THREADS ? 0 : (uint32_t)total, groups)) return result;
+    if (checked(name, total > MAX_THREADS ? 0 : (uint32_t)total, groups)) return result;
     if (!stacks) {
-        void *made = mmap(nullptr, (size_t)STACK * MOST_THREADS, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+        void *made = mmap(nullptr, (size_t)STACK * MAX_THREADS, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
         if (made == MAP_FAILED) {
             say(SHIM_ARGUMENTS, "no memory for the stacks of its threads");
             return result;

@@ -150,13 +150,13 @@ static int put(Set *set, int kind, const char *bytes, size_t size) {
 
 // What the kernels of a program take, which a program made of its binary does not tell.
 static int signatures(cl_handle program, Signature *found) {
-    cl_handle kernels[MOST_KERNELS];
+    cl_handle kernels[MAX_KERNELS];
     uint32_t count = 0;
-    if (clCreateKernelsInProgram(program, MOST_KERNELS, kernels, &count)) return ERROR;
+    if (clCreateKernelsInProgram(program, MAX_KERNELS, kernels, &count)) return ERROR;
     for (uint32_t k = 0; k < count; k++) {
         clGetKernelInfo(kernels[k], CL_KERNEL_FUNCTION_NAME, sizeof found[k].name, found[k].name, NULL);
         clGetKernelInfo(kernels[k], CL_KERNEL_NUM_ARGS, sizeof found[k].arguments, &found[k].arguments, NULL);
-        if (found[k].arguments > MOST_ARGUMENTS) return ERROR;
+        if (found[k].arguments > MAX_ARGUMENTS) return ERROR;
         for (uint32_t i = 0; i < found[k].arguments; i++) {
             uint32_t space = 0;
             if (clGetKernelArgInfo(kernels[k], i, CL_KERNEL_ARG_ADDRESS_QUALIFIER, sizeof space, &space, NULL)) return ERROR;

@@ -14,11 +14,11 @@
 #include <string.h>
 
 typedef struct { cl_handle kernel; Signature signature; } Function;
-typedef struct { Function *function; size_t global[3], local[3]; uint64_t values[MOST_ARGUMENTS]; } Command;
+typedef struct { Function *function; size_t global[3], local[3]; uint64_t values[MAX_ARGUMENTS]; } Command;
 typedef struct { Command *commands; size_t count, launched; } Graph;
 typedef struct { int device, capturing, broken; pthread_t by; Graph *graph; } Stream;
 typedef struct { int recorded; } Event;
-typedef struct { cl_handle program; Signature kernels[MOST_KERNELS]; } Module;
+typedef struct { cl_handle program; Signature kernels[MAX_KERNELS]; } Module;
 
 #ifndef UNNAMED  // as a GPU's runtime is
 EXPORT const int bitnet_test_driver = 1;  // by which the backend knows it
@@ -97,7 +97,7 @@ EXPORT int hipGetDevicePropertiesR0600(char *properties, int device) {
     *(size_t *)(properties + 288) = device_memory();
     *(size_t *)(properties + 296) = 65536;
     *(int *)(properties + 308) = strncmp(arch, "gfx9", 4) ? 32 : 64;
-    *(int *)(properties + 320) = MOST_GROUP;
+    *(int *)(properties + 320) = MAX_GROUP;
     *(int *)(properties + 388) = 4;
     *(int *)(properties + 396) = (int)setting("HIP_TEST_INTEGRATED", 0);
     *(int *)(properties + 584) = 3 + device;
@@ -179,7 +179,7 @@ static int enqueue(const Command *command) {
 EXPORT int hipModuleLaunchKernel(Function *function, unsigned gx, unsigned gy, unsigned gz, unsigned bx, unsigned by, unsigned bz,
                                  unsigned shared, Stream *stream, void **parameters, void **extra) {
     BEGIN("hipModuleLaunchKernel")
-    if (!gx || !gy || !gz || (uint64_t)bx * by * bz - 1 >= MOST_GROUP || shared || extra || stream->device != current) {
+    if (!gx || !gy || !gz || (uint64_t)bx * by * bz - 1 >= MAX_GROUP || shared || extra || stream->device != current) {
         status = INVALID_CONFIGURATION;
         goto end;
     }
@@ -270,7 +270,7 @@ EXPORT int hipModuleGetFunction(Function **function, Module *module, const char 
     int error;
     cl_handle kernel = clCreateKernel(module->program, name, &error);
     status = NOT_FOUND;
-    for (size_t i = 0; i < MOST_KERNELS && !error; i++) {
+    for (size_t i = 0; i < MAX_KERNELS && !error; i++) {
         if (strcmp(module->kernels[i].name, name)) continue;
         *function = malloc(sizeof **function);
         **function = (Function){kernel, module->kernels[i]};

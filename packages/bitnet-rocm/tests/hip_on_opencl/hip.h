@@ -7,7 +7,7 @@
 #define EXPORT __attribute__((visibility("default")))
 enum { OK = 0, INVALID_VALUE = 1, OUT_OF_MEMORY = 2, INVALID_CONFIGURATION = 9, NO_DEVICE = 100, INVALID_DEVICE = 101,
        INVALID_IMAGE = 200, NOT_FOUND = 500, CAPTURE_UNSUPPORTED = 900, CAPTURE_INVALIDATED = 901 };
-enum { MOST_GROUP = 1024 };
+enum { MAX_GROUP = 1024 };
 
 // Held by every call.
 extern pthread_mutex_t lock;

@@ -42,9 +42,9 @@ OPENCL_CALLS(DECLARE)
 #undef DECLARE
 
 // What stands for a code object: this, and then the program's binary.
-enum { MOST_ARGUMENTS = 64, MOST_KERNELS = 8 };
-typedef struct { char name[64]; uint32_t arguments; unsigned char pointer[MOST_ARGUMENTS]; } Signature;
-typedef struct { char magic[8]; size_t size; Signature kernels[MOST_KERNELS]; } Image;
+enum { MAX_ARGUMENTS = 64, MAX_KERNELS = 8 };
+typedef struct { char name[64]; uint32_t arguments; unsigned char pointer[MAX_ARGUMENTS]; } Signature;
+typedef struct { char magic[8]; size_t size; Signature kernels[MAX_KERNELS]; } Image;
 #define IMAGE_MAGIC "OPENCL\0"
 
 // The one device, opened when first asked for; 0 where there is none.

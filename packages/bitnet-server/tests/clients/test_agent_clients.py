@@ -54,7 +54,7 @@ def test_flows(server: Any, python_client: Callable[[str, str], Any], client: st
     out = python_client(f"{client}_flows.py", server.url)
     for api, found in out.items():
         assert found["text"] == "Good day to you.", api
-        assert found["told"] == "It is warm.", api
+        assert found["final"] == "It is warm.", api
         assert "".join(found["pieces"]) in ("It is warm.", "Good day to you."), api
         assert sum(bool(piece) for piece in found["pieces"]) > 1, api
         assert found["objects"] == [ADA] * len(found["objects"]), api

@@ -28,7 +28,7 @@ const tools = {
 };
 out.text = (await generateText({ model, prompt: "Hello.", maxRetries: 0 })).text;
 const ask = { model, tools, prompt: "How is it in Zürich?", stopWhen: stepCountIs(3), maxRetries: 0 };
-out.told = (await generateText(ask)).text;
+out.final = (await generateText(ask)).text;
 const stream = streamText(ask);
 out.pieces = [];
 for await (const piece of stream.textStream) out.pieces.push(piece);
@@ -55,7 +55,7 @@ def test_flows(
     with running(script_model) as server:
         out = run(FLOWS, server.url)
     assert out["text"] == "Good day to you."
-    assert out["told"] == "".join(out["pieces"]) == "It is warm."
+    assert out["final"] == "".join(out["pieces"]) == "It is warm."
     assert sum(bool(piece) for piece in out["pieces"]) > 1
     assert out["usage"]["outputTokens"] > 0
     assert out["objects"] == [ADA, ADA]

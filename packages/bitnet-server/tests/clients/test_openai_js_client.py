@@ -60,7 +60,7 @@ for await (const chunk of await client.chat.completions.create({ ...fields, mess
 }
 out.streamed = calls;
 messages.push(out.asked.message, { role: "tool", tool_call_id: out.asked.message.tool_calls[0].id, content: "föhn" });
-out.told = await client.chat.completions.create({ ...fields, messages });
+out.final = await client.chat.completions.create({ ...fields, messages });
 """
 pytestmark = pytest.mark.nightly(unless_changed=("packages/bitnet-server",))
 
@@ -98,5 +98,5 @@ def test_tools_over_scripted_answers(
     for function in (asked["function"], streamed):
         assert function["name"] == "weather"
         assert json.loads(function["arguments"]) == {"city": "Zürich"}
-    assert out["told"]["choices"][0]["message"]["content"] == "It is warm."
-    assert out["told"]["choices"][0]["finish_reason"] == "stop"
+    assert out["final"]["choices"][0]["message"]["content"] == "It is warm."
+    assert out["final"]["choices"][0]["finish_reason"] == "stop"

@@ -13,7 +13,7 @@ pytestmark = pytest.mark.nightly(unless_changed=PATHS)
 
 
 @pytest.fixture
-def told(page: Page, talk: Any) -> list[list[str]]:
+def prompts(page: Page, talk: Any) -> list[list[str]]:
     """What the model was told each time."""
     seen: list[list[str]] = []
 
@@ -30,7 +30,7 @@ def attach(page: Page, *files: Path) -> None:
     page.get_by_label("Files to attach").set_input_files(list(files))
 
 
-def test_text_files_go_along(page: Page, talk: Any, told: list[list[str]], tmp_path: Path) -> None:
+def test_text_files_go_along(page: Page, talk: Any, prompts: list[list[str]], tmp_path: Path) -> None:
     code = tmp_path / "code.py"
     code.write_text("print('ü <b>')\n```\nfence\n````\n", encoding="utf-8")
     other = tmp_path / "other.txt"
@@ -49,7 +49,7 @@ def test_text_files_go_along(page: Page, talk: Any, told: list[list[str]], tmp_p
     talk.ask(page, "What is this?")
     talk.answered(page)
     sent = "code.py:\n`````\nprint('ü <b>')\n```\nfence\n````\n`````\n\nWhat is this?"
-    assert told == [[sent]]
+    assert prompts == [[sent]]
     expect(files).to_have_count(1)  # that of the message
     page.reload()
     page.get_by_role("button", name="code.py").click()
@@ -60,7 +60,7 @@ def test_text_files_go_along(page: Page, talk: Any, told: list[list[str]], tmp_p
     page.keyboard.press("Enter")
     expect(page.locator(".versions")).to_have_text("2/2")
     talk.answered(page)
-    assert told[-1] == [sent.replace("What is this?", "Again")]
+    assert prompts[-1] == [sent.replace("What is this?", "Again")]
     page.get_by_role("searchbox").fill("fence")
     expect(page.locator(".conversations a")).to_have_count(1)
     copy = page.evaluate(
@@ -73,14 +73,14 @@ def test_text_files_go_along(page: Page, talk: Any, told: list[list[str]], tmp_p
     assert copy == talk.stored(page)[0]["messages"][0]["files"]
 
 
-def test_a_file_alone_is_sent(page: Page, talk: Any, told: list[list[str]], tmp_path: Path) -> None:
+def test_a_file_alone_is_sent(page: Page, talk: Any, prompts: list[list[str]], tmp_path: Path) -> None:
     file = tmp_path / "notes.md"
     file.write_text("One", encoding="utf-8")
     attach(page, file)
     expect(page.get_by_role("list", name="Attached files")).to_be_visible()
     page.get_by_role("button", name="Send").click()
     talk.answered(page)
-    assert told == [["notes.md:\n```\nOne\n```"]]
+    assert prompts == [["notes.md:\n```\nOne\n```"]]
     expect(page.locator("h1")).to_have_text("notes.md")
 
 

@@ -54,18 +54,18 @@ def test_the_oldest_exchanges_are_left_out(page: Page, talk: Any) -> None:
         whole.append({"role": "user", "content": f"Question {turn}"})
         talk.ask(page, f"Question {turn}")
         talk.answered(page, turn)
-        system, *told = asked[-1]["messages"]
+        system, *kept = asked[-1]["messages"]
         assert system == {"role": "system", "content": "Be brief."}
-        assert told == whole[-len(told) :]
-        assert count(page, [system, *told]) <= context * 3 / 4
-        if len(told) < len(whole):
-            assert count(page, [system, *whole[-len(told) - 2 :]]) > context * 3 / 4
+        assert kept == whole[-len(kept) :]
+        assert count(page, [system, *kept]) <= context * 3 / 4
+        if len(kept) < len(whole):
+            assert count(page, [system, *whole[-len(kept) - 2 :]]) > context * 3 / 4
         whole.append({"role": "assistant", "content": f"Answer {turn}. " + "word " * (context // 8)})
     assert len(asked[-1]["messages"]) < len(whole)
     forgotten = page.locator(".forgotten")
     expect(forgotten).to_have_count(1)
     after = forgotten.locator("xpath=following-sibling::li[1]")
-    expect(after).to_contain_text(told[0]["content"])
+    expect(after).to_contain_text(kept[0]["content"])
     page.reload()
     talk.answered(page, 7)
     expect(page.locator(".forgotten")).to_have_count(1)

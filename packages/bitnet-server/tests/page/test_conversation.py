@@ -436,8 +436,8 @@ def test_a_thought_is_folded_and_goes_back_with_the_next_question(
     page.wait_for_function("document.documentElement.scrollWidth <= innerWidth")
     talk.ask(page, "And times two?")
     talk.answered(page, 2)
-    told = asked[-1]["messages"]
-    assert told[1] == {"role": "assistant", "content": "It is 42.", "reasoning_content": THOUGHT}
+    sent = asked[-1]["messages"]
+    assert sent[1] == {"role": "assistant", "content": "It is 42.", "reasoning_content": THOUGHT}
     page.wait_for_function("() => !document.querySelector('.waiting')")
     assert talk.stored(page)[0]["messages"][1]["thought"] == THOUGHT
     page.reload()

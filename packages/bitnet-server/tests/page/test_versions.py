@@ -19,15 +19,15 @@ ASSISTANT = ".message.assistant .prose"
 @pytest.fixture
 def asked(page: Page, talk: Any) -> list[list[str]]:
     """What the model was told each time; its nth answer is “Answer n.”."""
-    told: list[list[str]] = []
+    prompts: list[list[str]] = []
 
     def answer(route: Route) -> None:
         body: Any = route.request.post_data_json
-        told.append([message["content"] for message in body["messages"]])
-        talk.reply(route, f"Answer {len(told)}.")
+        prompts.append([message["content"] for message in body["messages"]])
+        talk.reply(route, f"Answer {len(prompts)}.")
 
     page.route(COMPLETIONS, answer)
-    return told
+    return prompts
 
 
 def texts(page: Page) -> list[str]:

@@ -162,14 +162,14 @@ def test_devices_are_those_of_the_server(open_page: Callable[..., Page], server:
     page = open_page("devices")
     page.wait_for_selector(".device", timeout=60_000)
     with urllib.request.urlopen(f"{server}devices", timeout=60) as response:
-        told = json.load(response)
-    names = {device["name"] for backend in told["backends"] for device in backend["devices"]}
+        devices = json.load(response)
+    names = {device["name"] for backend in devices["backends"] for device in backend["devices"]}
     assert names
     assert set(page.locator(".device h3 code").all_inner_texts()) == names
-    assert page.locator(".device.chosen h3 code").inner_text() == told["selected"]
-    assert told["selected"].startswith("cpu:")
+    assert page.locator(".device.chosen h3 code").inner_text() == devices["selected"]
+    assert devices["selected"].startswith("cpu:")
     assert set(page.locator(".backend h2").evaluate_all("all => all.map((one) => one.firstChild.data)")) == {
-        b["name"] for b in told["backends"]
+        b["name"] for b in devices["backends"]
     }
 
 

@@ -182,12 +182,12 @@ def test_a_killed_replica_loses_no_request_that_has_not_begun_to_stream(cluster:
         async with httpx.AsyncClient(base_url=cluster.url, timeout=60) as client:
             body = {"prompt": "Once", "max_tokens": 300, "ignore_eos": True}
             whole = [asyncio.ensure_future(client.post("/v1/completions", json=body)) for _ in range(8)]
-            streams = [asyncio.ensure_future(told(client)) for _ in range(4)]
+            streams = [asyncio.ensure_future(streamed(client)) for _ in range(4)]
             await asyncio.sleep(0.5)
             os.kill(pids()[0], signal.SIGKILL)
             return await asyncio.gather(*whole), await asyncio.gather(*streams)
 
-    async def told(client: httpx.AsyncClient) -> str:
+    async def streamed(client: httpx.AsyncClient) -> str:
         async with client.stream("POST", "/v1/completions", json=STORY) as stream:
             return "\n".join([line async for line in stream.aiter_lines()])
 

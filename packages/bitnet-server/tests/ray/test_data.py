@@ -173,9 +173,9 @@ def _each_row_once(cluster: Cluster, count: int) -> None:
     before = cluster.answered()
     assert before < count
     process = cluster.start("--resume")
-    _, told = process.communicate(timeout=570)
-    assert process.returncode == 0, told
-    assert f"{before} of {count} rows have their answers" in told
+    _, stderr = process.communicate(timeout=570)
+    assert process.returncode == 0, stderr
+    assert f"{before} of {count} rows have their answers" in stderr
     found = [json.loads(line) for line in (cluster.folder / "out.jsonl").read_text().splitlines()]
     assert Counter(one["custom_id"] for one in found) == Counter(one["custom_id"] for one in rows)
     status = {one["custom_id"]: one["response"]["status_code"] for one in found}

@@ -35,13 +35,13 @@ def test_a_killed_command_finds_its_deployment_again(
             env=environment,
         )
         assert process.stderr is not None
-        told = []
+        lines = []
         for line in process.stderr:
-            told.append(line)
+            lines.append(line)
             if line.startswith("Logs: "):
                 break
-        assert told, process.wait(60)
-        assert told[-1].startswith("Logs: "), told
+        assert lines, process.wait(60)
+        assert lines[-1].startswith("Logs: "), lines
         threading.Thread(target=process.stderr.read, daemon=True).start()
         return process
 

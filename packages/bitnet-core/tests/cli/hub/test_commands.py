@@ -84,15 +84,15 @@ def test_every_command_with_a_model_takes_a_name(
 ) -> None:
     (tmp_path / "text.txt").write_text("Hello")
     (tmp_path / "asked.jsonl").write_text('{"question": "Hello", "lacks": "?"}')
-    told = bitnet(*f"{words} {option}{NAME}".split())
-    assert told.status == 4, told.err
-    assert f"has no {NAME}" in told.err
+    done = bitnet(*f"{words} {option}{NAME}".split())
+    assert done.status == 4, done.err
+    assert f"has no {NAME}" in done.err
 
 
 def test_a_model_on_the_hub_is_inspected(hub: Hub, bitnet: Bitnet, model: bytes) -> None:
-    told = bitnet("inspect", f"hf:{NAME}")
-    assert told.status == 0, told.err
-    assert "bitnet" in told.out
+    done = bitnet("inspect", f"hf:{NAME}")
+    assert done.status == 0, done.err
+    assert "bitnet" in done.out
 
 
 def test_names_in_the_cache_are_completed(hub: Hub, bitnet: Bitnet, model: bytes) -> None:

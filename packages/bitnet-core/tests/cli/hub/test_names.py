@@ -44,9 +44,9 @@ def test_what_is_no_name(text: str) -> None:
 
 @pytest.mark.parametrize(("text", "form"), [("a", "Write ORG/NAME or"), ("hf:a", "Write hf:ORG/NAME")])
 def test_the_form_advised_is_the_one_in_use(text: str, form: str) -> None:
-    with pytest.raises(InvalidInputError) as told:
+    with pytest.raises(InvalidInputError) as raised:
         parse(text)
-    assert str(told.value.hint).startswith(form)
+    assert str(raised.value.hint).startswith(form)
 
 
 @pytest.mark.parametrize(

@@ -38,7 +38,7 @@ async def agent() -> str:
 say(
     chat={
         "text": llm.chat(hello).message.content,
-        "told": asyncio.run(agent()),
+        "final": asyncio.run(agent()),
         "pieces": [piece.delta for piece in llm.stream_chat(hello)],
         "called": llm.predict_and_call([tool], WEATHER).response,
         "objects": [

@@ -27,7 +27,7 @@ async def flows(model: Any) -> dict[str, Any]:
     plain = agents.Agent(name="plain", model=model)
     text = (await agents.Runner.run(plain, "Hello.")).final_output
     helper = agents.Agent(name="helper", model=model, tools=[agents.function_tool(weather)])
-    told = (await agents.Runner.run(helper, WEATHER)).final_output
+    final = (await agents.Runner.run(helper, WEATHER)).final_output
     stream = agents.Runner.run_streamed(helper, WEATHER)
     pieces = [text_of(event) async for event in stream.stream_events()]
     reader = agents.Agent(name="reader", model=model, output_type=Person)
@@ -41,7 +41,7 @@ async def flows(model: Any) -> dict[str, Any]:
         turns.append(turn.final_output)
         said = turn.to_input_list()
     session = {"calls": calls, "found": hunt.final_output, "turns": turns}
-    return {"session": session, "text": text, "told": told, "pieces": pieces, "objects": objects}
+    return {"session": session, "text": text, "final": final, "pieces": pieces, "objects": objects}
 
 
 async def both() -> dict[str, Any]:

@@ -20,7 +20,7 @@ provider = OpenAIProvider(base_url=URL, api_key="none")
 async def flows(model: Any) -> dict[str, Any]:
     text = (await Agent(model).run("Hello.")).output
     agent: Any = Agent(model, tools=[weather])
-    told = (await agent.run(WEATHER)).output
+    final = (await agent.run(WEATHER)).output
     async with agent.run_stream(WEATHER) as stream:
         pieces = [piece async for piece in stream.stream_text(delta=True, debounce_by=None)]
     objects = []
@@ -37,7 +37,7 @@ async def flows(model: Any) -> dict[str, Any]:
         turn = await hunter.run(text_of_turn, message_history=turn.all_messages())
         turns.append(turn.output)
     session = {"calls": calls, "found": hunt.output, "turns": turns}
-    return {"session": session, "text": text, "told": told, "pieces": pieces, "objects": objects}
+    return {"session": session, "text": text, "final": final, "pieces": pieces, "objects": objects}
 
 
 async def both() -> dict[str, Any]:

@@ -40,7 +40,7 @@ def one_launch(hardware: Hardware, ctx: Context, layer: Layer, bucket: Bucket) -
     chunk = sizes["CHUNK"]
     part = chunk * ceil_div(bucket.context, chunk * MAX_PARTS)
     most = ceil_div(bucket.context, part)
-    defines = sizes | {"PART": part, "MOST": most, "NEOX": int(rope.style == "neox")}
+    defines = sizes | {"PART": part, "MAX_PARTS": most, "NEOX": int(rope.style == "neox")}
     defines |= {"RELU2": int(up.activation == "relu2"), "GROUPS": groups}
     defines["NORMS"] = sum(1 << i for i, (quant, _) in enumerate(layer.pairs) if quant.weight)
     parts = ctx.scratch("layer parts", most * op.kv_heads * (sizes["GROUP"] * (op.head_dim + 2) + 4) * 4)

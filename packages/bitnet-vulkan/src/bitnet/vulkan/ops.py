@@ -256,7 +256,7 @@ class VulkanOps:
         chunk, wanted = defines["CHUNK"], ceil_div(ENOUGH_PARTS, bucket.tokens * op.kv_heads)
         part = chunk * ceil_div(bucket.context, chunk * min(wanted, MAX_PARTS))
         most = ceil_div(bucket.context, part)
-        defines |= {"PART": part, "MOST": most, **rope_defines(rope)}
+        defines |= {"PART": part, "MAX_PARTS": most, **rope_defines(rope)}
         tokens = max(limits.max_rows, min(limits.max_tokens, FEW_TOKENS))
         parts = ctx.scratch("attention parts", bucket.tokens * op.heads * most * (op.head_dim + 2) * 4)
         arrivals = ctx.zeroed("attention arrivals", tokens * op.kv_heads * 4)

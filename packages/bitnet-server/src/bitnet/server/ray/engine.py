@@ -72,10 +72,10 @@ class Engine:
                     if parts:
                         yield parts
         except Exception as error:
-            told = as_request_error(error)
-            if told.status == 500:
+            answer = as_request_error(error)
+            if answer.status == 500:
                 log.exception("a generation failed", exc_info=error)
-            yield told
+            yield answer
 
     def record_autoscaling_stats(self) -> dict[str, float]:
         """What this replica has to do, for :class:`~bitnet.server.ray.policy.TokenPolicy`."""

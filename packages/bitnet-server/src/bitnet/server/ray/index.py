@@ -16,7 +16,7 @@ SILENT_SECONDS = 30.0
 
 
 @dataclass(frozen=True, slots=True)
-class News:
+class Update:
     """What has changed about a replica.
 
     Attributes:
@@ -54,11 +54,11 @@ class Index:
         summary.apply(change)
         return summary.version
 
-    async def poll(self, versions: Mapping[str, int]) -> dict[str, News]:
+    async def poll(self, versions: Mapping[str, int]) -> dict[str, Update]:
         """What has changed since the versions that a mirror has."""
         now = self._clock()
         return {
-            replica: News(state, self._summaries[replica].since(versions.get(replica, 0)), now - seen)
+            replica: Update(state, self._summaries[replica].since(versions.get(replica, 0)), now - seen)
             for replica, (state, seen) in self._states.items()
         }
 
@@ -79,14 +79,14 @@ class Mirror:
     def versions(self) -> dict[str, int]:
         return {replica: summary.version for replica, summary in self._summaries.items()}
 
-    def update(self, news: Mapping[str, News]) -> None:
+    def update(self, updates: Mapping[str, Update]) -> None:
         """Take over an answer of :meth:`Index.poll`."""
-        self._summaries = {replica: self._summaries.get(replica, Summary()) for replica in news}
-        for replica, one in news.items():
+        self._summaries = {replica: self._summaries.get(replica, Summary()) for replica in updates}
+        for replica, one in updates.items():
             if not self._summaries[replica].apply(one.change):
                 self._summaries[replica] = Summary()  # the next answer has all
-        self._seen = {replica: self._clock() - one.age for replica, one in news.items()}
-        self._states = [one.state for one in news.values()]
+        self._seen = {replica: self._clock() - one.age for replica, one in updates.items()}
+        self._states = [one.state for one in updates.values()]
 
     def hashes(self, replica: str, seconds: float) -> set[int] | None:
         """What a replica holds; None: it is not known, or its last message is older than this."""

@@ -52,13 +52,13 @@ export async function generate({ model, messages, prompt, context, begun = "", s
         calls[index].arguments += part?.arguments ?? "";
       }
       const piece = choice?.delta?.content ?? choice?.text;
-      const aside = choice?.delta?.reasoning_content;
-      if (piece || aside) {
+      const reasoning = choice?.delta?.reasoning_content;
+      if (piece || reasoning) {
         last = performance.now();
         first ??= last;
         pieces += 1;
         if (piece && thought) stats.thinking ??= (last - first) / 1000;
-        thought += aside ?? "";
+        thought += reasoning ?? "";
         text += piece ?? "";
         onText(text, stats, thought);
       }

@@ -4,7 +4,7 @@ import { h, refill, s } from "./dom.js";
 
 const WIDTH = 320;
 const HEIGHT = 96;
-const MOST = 150; // points
+const MAX_POINTS = 150;
 const SERIES = 4;
 
 /** A number as people read it: three digits, with the letter of its thousands. */
@@ -18,7 +18,7 @@ export function short(value) {
 }
 
 /** A value with its unit; less than a second is told in milliseconds. */
-const told = (value, unit) =>
+const withUnit = (value, unit) =>
   (unit === "s" && value !== null && value < 1 ? `${short(value * 1000)} ms` : `${short(value)} ${unit}`).trim();
 
 export class Chart {
@@ -40,7 +40,7 @@ export class Chart {
       if (!this.series.has(name)) this.series.set(name, []);
       this.series.get(name).push(value);
     }
-    for (const list of this.series.values()) if (list.length > MOST) list.shift();
+    for (const list of this.series.values()) if (list.length > MAX_POINTS) list.shift();
     this.draw();
   }
 
@@ -50,8 +50,8 @@ export class Chart {
     const shown = [...this.series].filter(([, list]) => busiest.has(list));
     const most = highest(shown.map(([, list]) => highest(list))) || 1;
     const lines = shown.flatMap(([, list], index) => {
-      const offset = MOST - list.length;
-      const place = (value, at) => `${(((offset + at) / (MOST - 1)) * WIDTH).toFixed(1)},${(HEIGHT - 2 - (value / most) * (HEIGHT - 8)).toFixed(1)}`;
+      const offset = MAX_POINTS - list.length;
+      const place = (value, at) => `${(((offset + at) / (MAX_POINTS - 1)) * WIDTH).toFixed(1)},${(HEIGHT - 2 - (value / most) * (HEIGHT - 8)).toFixed(1)}`;
       const runs = [[]];
       list.forEach((value, at) => (value === null ? runs.at(-1).length && runs.push([]) : runs.at(-1).push(place(value, at))));
       return runs.filter((run) => run.length).map((run) =>
@@ -59,10 +59,10 @@ export class Chart {
     });
     refill(this.plot, [[0.25, 0.5, 0.75].map((y) => s("line", { class: "rule", x1: 0, x2: WIDTH, y1: HEIGHT * y, y2: HEIGHT * y })), lines]);
     const last = (list) => list.findLast((value) => value !== null) ?? null;
-    const said = shown.map(([name, list]) => `${name ? `${name}: ` : ""}${told(last(list), this.unit)}`);
+    const said = shown.map(([name, list]) => `${name ? `${name}: ` : ""}${withUnit(last(list), this.unit)}`);
     this.plot.setAttribute("aria-label", `${this.title}, last ${said.join("; ") || "no value yet"}`);
-    this.top.textContent = told(most, this.unit);
+    this.top.textContent = withUnit(most, this.unit);
     refill(this.legend, shown.map(([name, list], index) =>
-      h("li", {}, h("span", { class: `swatch series-${index}`, "aria-hidden": "true" }), `${name} `, h("strong", {}, told(last(list), this.unit)))));
+      h("li", {}, h("span", { class: `swatch series-${index}`, "aria-hidden": "true" }), `${name} `, h("strong", {}, withUnit(last(list), this.unit)))));
   }
 }

@@ -191,7 +191,7 @@ export class Growing {
     this.element = element;
     this.onBlock = onBlock;
     this.raws = [];
-    this.told = 0;
+    this.finished = 0;
   }
 
   /** Shows all text so far; `onBlock(text)` gets each block that will not change any more. */
@@ -202,7 +202,7 @@ export class Growing {
     while (this.element.childElementCount > same) this.element.lastElementChild.remove();
     fill(this.element, blocks.slice(same).map(node));
     this.raws = blocks.map((block) => block.raw);
-    for (; this.told < blocks.length - (done ? 0 : 1); this.told += 1) this.onBlock(blocks[this.told].text ?? this.element.children[this.told].textContent);
+    for (; this.finished < blocks.length - (done ? 0 : 1); this.finished += 1) this.onBlock(blocks[this.finished].text ?? this.element.children[this.finished].textContent);
   }
 }
 
