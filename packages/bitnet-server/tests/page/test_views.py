@@ -24,6 +24,7 @@ MAX_BYTES_ON_DEMAND = 550_000
 PHONE = {"viewport": {"width": 390, "height": 844}, "has_touch": True, "is_mobile": True, "device_scale_factor": 2}
 VIEWS = {
     "": "New conversation",
+    "models": "Models",
     "compare": "Compare",
     "devices": "Devices",
     "metrics": "Metrics",

@@ -53,7 +53,7 @@ async function failure(response) {
   try {
     const body = await response.json();
     code = body.error?.code;
-    detail = body.error?.message ?? body.detail ?? body.message ?? detail;
+    detail = body.error?.message ?? body.error ?? body.detail ?? body.message ?? detail; // Ollama's errors are texts
   } catch {
     // The status has to do: the body is not JSON.
   }
@@ -85,29 +85,49 @@ export const getJSON = async (path, options) => (await request(path, options)).j
 export const postJSON = async (path, body, signal) => (await request(path, { body, signal })).json();
 export const getText = async (path, options) => (await request(path, options)).text();
 
-/** The data of each server-sent event, as text; comments (pings) are passed over. */
-export async function* events(stream) {
+/** The lines of a text that arrives in pieces; one without its end is dropped. */
+async function* split(stream) {
   const reader = stream.pipeThrough(new TextDecoderStream()).getReader();
   let rest = "";
-  let data = [];
   try {
     for (;;) {
       const { value, done } = await reader.read();
       if (done) return;
-      const lines = (rest + value).split("\n");
-      rest = lines.pop();
-      for (const raw of lines) {
-        const line = raw.endsWith("\r") ? raw.slice(0, -1) : raw;
-        if (line.startsWith("data:")) data.push(line.slice(line[5] === " " ? 6 : 5));
-        else if (line === "" && data.length) {
-          yield data.join("\n");
-          data = [];
-        }
-      }
+      const found = (rest + value).split("\n");
+      rest = found.pop();
+      for (const line of found) yield line.endsWith("\r") ? line.slice(0, -1) : line;
     }
   } finally {
     reader.cancel().catch(() => {});
   }
+}
+
+/** The data of each server-sent event, as text; comments (pings) are passed over. */
+export async function* events(stream) {
+  let data = [];
+  for await (const line of split(stream)) {
+    if (line.startsWith("data:")) data.push(line.slice(line[5] === " " ? 6 : 5));
+    else if (line === "" && data.length) {
+      yield data.join("\n");
+      data = [];
+    }
+  }
+}
+
+/** The objects of an answer that has one on each line. Ends with a line whose status is success, or with an ApiError. */
+export async function* lines(path, body, signal) {
+  const response = await request(path, { body, signal });
+  try {
+    for await (const line of split(response.body)) {
+      const value = JSON.parse(line);
+      if (value.error) throw new ApiError(500, value.error);
+      yield value;
+      if (value.status === "success") return;
+    }
+  } catch (error) {
+    if (error instanceof ApiError || error.name === "AbortError") throw error;
+  }
+  throw new ApiError(0, "The answer broke off before its end.");
 }
 
 /** The chunks of one streamed completion. Ends with [DONE], or with an ApiError; never silently in between. */

@@ -5,6 +5,7 @@ import * as chat from "./chat.js";
 import * as compare from "./compare.js";
 import * as devices from "./devices.js";
 import { h } from "./dom.js";
+import * as library from "./library.js";
 import { Manager } from "./manage.js";
 import * as metrics from "./metrics.js";
 import { refresh } from "./models.js";
@@ -14,7 +15,7 @@ import * as shortcuts from "./shortcuts.js";
 import { Sidebar } from "./sidebar.js";
 import * as store from "./store.js";
 
-const VIEWS = { compare, devices, metrics, settings: preferences };
+const VIEWS = { models: library, compare, devices, metrics, settings: preferences };
 const HEALTH_EVERY = 20_000;
 
 const main = document.getElementById("main");

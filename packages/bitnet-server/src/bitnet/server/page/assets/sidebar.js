@@ -5,7 +5,7 @@ import { menuButton } from "./menu.js";
 import { search } from "./search.js";
 import * as store from "./store.js";
 
-const VIEWS = [["compare", "Compare", "compare"], ["devices", "Devices", "chip"], ["metrics", "Metrics", "chart"], ["settings", "Settings", "settings"]];
+const VIEWS = [["models", "Models", "download"], ["compare", "Compare", "compare"], ["devices", "Devices", "chip"], ["metrics", "Metrics", "chart"], ["settings", "Settings", "settings"]];
 const MONTH = new Intl.DateTimeFormat("en", { month: "long", year: "numeric" });
 const MOMENT = new Intl.DateTimeFormat("en", { dateStyle: "medium", timeStyle: "short" });
 
