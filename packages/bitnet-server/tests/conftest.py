@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import os
 import socket
 import threading
 from collections import deque
@@ -199,11 +200,37 @@ def long_file(demo_model: Model, tmp_path_factory: pytest.TempPathFactory) -> Pa
     return file
 
 
+class Elsewhere:
+    """A server over the demo model that runs already, and a client for it.
+
+    Attributes:
+        model: The demo model in this process, to compare with.
+    """
+
+    def __init__(self, url: str, model: Model) -> None:
+        self.url, self.model = url, model
+        self.client = httpx.Client(base_url=url, timeout=60)
+
+
 @pytest.fixture(scope="session")
-def demo(demo_model: Model) -> Iterator[Running]:
-    """A server over the demo model."""
+def demo(demo_model: Model) -> Iterator[Running | Elsewhere]:
+    """A server over the demo model: that at ``BITNET_TEST_URL``, or one of this process."""
+    if url := os.environ.get("BITNET_TEST_URL"):
+        yield Elsewhere(url, demo_model)
+        return
     with _running(demo_model, names=("demo",)) as found:
         yield found
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """With ``BITNET_TEST_URL``, only tests that need no other server are run."""
+    if "BITNET_TEST_URL" in os.environ:
+        items[:] = [item for item in items if _runs_elsewhere(item)]
+
+
+def _runs_elsewhere(item: pytest.Item) -> bool:
+    used = set(getattr(item, "fixturenames", ()))
+    return "demo" in used and not used & {"running", "scripted"}
 
 
 @pytest.fixture

@@ -4,23 +4,24 @@ from __future__ import annotations
 
 import asyncio
 import os
-import random
 import re
 import signal
 import socket
 import subprocess
 import sys
-import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
 from importlib.util import find_spec
-from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import httpx
 import pytest
 
 from bitnet.core import Model
+
+if TYPE_CHECKING:
+    from .conftest import Served
 
 pytestmark = [
     pytest.mark.skipif(find_spec("ray") is None, reason="Ray is not installed (the group `ray`)"),
@@ -29,69 +30,14 @@ pytestmark = [
 STORY: dict[str, Any] = {"prompt": "Once upon a time", "max_tokens": 700, "ignore_eos": True, "stream": True}
 
 
-class Cluster:
-    """A deployment that runs, and a client for it."""
-
-    def __init__(self, process: subprocess.Popen[str], url: str, logs: Path) -> None:
-        self.process, self.url, self.logs = process, url, logs
-        self.client = httpx.Client(base_url=url, timeout=60)
-
-    def gauge(self, name: str) -> float:
-        found = re.search(rf"^{name} (\S+)$", self.client.get("/metrics").text, re.MULTILINE)
-        assert found is not None
-        return float(found[1])
-
-    def until(self, name: str, value: float, seconds: float = 10) -> None:
-        """Wait for a gauge's value."""
-        ends = time.monotonic() + seconds
-        while self.gauge(name) != value:
-            assert time.monotonic() < ends, (name, self.gauge(name))
-            time.sleep(0.1)
-
-    def pids(self, name: str) -> list[int]:
-        """The processes of this cluster that Ray calls by a name."""
-        command = ["pgrep", "-s", str(self.process.pid), "-f", f"^ray::{name}"]
-        found = subprocess.run(command, capture_output=True, text=True, check=False)
-        return [int(pid) for pid in found.stdout.split()]
-
-    def log(self, name: str) -> str:
-        return "".join(file.read_text() for file in self.logs.glob(f"*{name}*.log"))
-
-
 @pytest.fixture(scope="module")
-def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
-    port = random.randrange(10_000, 20_000)  # below those that the system gives Ray's processes meanwhile
-    options = ["--device", "cpu", "-t", "1", "-c", "1024", "-np", "4", "--max-queue", "40", "--port", str(port)]
-    process = subprocess.Popen(
-        [sys.executable, "-m", "bitnet.core", "serve", "--ray", "--replicas", "2", *options],
-        stdin=subprocess.DEVNULL,
-        stderr=subprocess.PIPE,
-        text=True,
-        env={**os.environ, "RAY_USAGE_STATS_ENABLED": "0"},
-        start_new_session=True,
-    )
-    try:
-        assert process.stderr is not None
-        lines = []
-        for line in process.stderr:
-            lines.append(line)
-            if line.startswith("Logs: "):
-                break
-        else:
-            raise AssertionError("".join(lines))
-        reader = threading.Thread(target=process.stderr.read, daemon=True)
-        reader.start()
-        yield Cluster(process, f"http://127.0.0.1:{port}", Path(line.removeprefix("Logs: ").strip()))
-    finally:
-        if process.poll() is None:
-            process.terminate()
-            try:
-                process.wait(60)
-            except subprocess.TimeoutExpired:
-                os.killpg(process.pid, signal.SIGKILL)
+def cluster(served: Callable[..., AbstractContextManager[Served]]) -> Iterator[Served]:
+    environment = {**os.environ, "RAY_USAGE_STATS_ENABLED": "0"}
+    with served(environment, "--replicas", "2", "-c", "1024", "-np", "4", "--max-queue", "40") as found:
+        yield found
 
 
-def test_answers_are_those_of_the_model(cluster: Cluster, demo_model: Model) -> None:
+def test_answers_are_those_of_the_model(cluster: Served, demo_model: Model) -> None:
     question = [{"role": "user", "content": "What is 17 + 25?"}]
     expected = demo_model.chat(question, max_tokens=30, temperature=0)
     body = {"messages": question, "max_tokens": 30, "temperature": 0, "x_bitnet_receipt": True}
@@ -109,7 +55,7 @@ def test_answers_are_those_of_the_model(cluster: Cluster, demo_model: Model) -> 
     assert lines[-1] == "data: [DONE]"
 
 
-def test_errors_and_forms_are_the_servers(cluster: Cluster) -> None:
+def test_errors_and_forms_are_the_servers(cluster: Served) -> None:
     long = cluster.client.post("/v1/completions", json={"prompt": "a " * 3000, "max_tokens": 5})
     assert (long.status_code, long.json()["error"]["code"]) == (400, "context_length_exceeded")
     broken = cluster.client.post("/v1/completions", json={"prompt": "a", "structured_outputs": {"regex": "("}})
@@ -120,7 +66,7 @@ def test_errors_and_forms_are_the_servers(cluster: Cluster) -> None:
     assert cluster.client.post("/v1/completions", json={"prompt": "a", "model": "other"}).status_code == 404
 
 
-def test_a_client_that_leaves_ends_its_generation(cluster: Cluster) -> None:
+def test_a_client_that_leaves_ends_its_generation(cluster: Served) -> None:
     def cancelled() -> int:
         return cluster.log("engine").count("CALL generate CANCELLED")
 
@@ -134,7 +80,7 @@ def test_a_client_that_leaves_ends_its_generation(cluster: Cluster) -> None:
     cluster.until("bitnet_requests_running", 0, 5)
 
 
-def test_more_than_the_queue_holds_is_refused(cluster: Cluster) -> None:
+def test_more_than_the_queue_holds_is_refused(cluster: Served) -> None:
     async def burst() -> list[httpx.Response]:
         limits = httpx.Limits(max_connections=100)
         async with httpx.AsyncClient(base_url=cluster.url, timeout=120, limits=limits) as client:
@@ -150,7 +96,7 @@ def test_more_than_the_queue_holds_is_refused(cluster: Cluster) -> None:
         assert int(answer.headers["retry-after"]) >= 1
 
 
-def test_conversations_stay_where_their_prefix_is(cluster: Cluster) -> None:
+def test_conversations_stay_where_their_prefix_is(cluster: Served) -> None:
     async def talk(client: httpx.AsyncClient, number: int) -> int:
         messages: list[dict[str, str]] = []
         hits = before = 0
@@ -174,7 +120,7 @@ def test_conversations_stay_where_their_prefix_is(cluster: Cluster) -> None:
     assert len(set(used)) == 2
 
 
-def test_a_killed_replica_loses_no_request_that_has_not_begun_to_stream(cluster: Cluster) -> None:
+def test_a_killed_replica_loses_no_request_that_has_not_begun_to_stream(cluster: Served) -> None:
     def pids() -> list[int]:
         return cluster.pids("ServeReplica:bitnet:engine")
 
@@ -204,7 +150,7 @@ def test_a_killed_replica_loses_no_request_that_has_not_begun_to_stream(cluster:
 
 
 @pytest.mark.parametrize("name", ["ServeController", "ServeReplica:bitnet:prefixes"])
-def test_requests_go_on_without_what_only_steers_them(cluster: Cluster, name: str) -> None:
+def test_requests_go_on_without_what_only_steers_them(cluster: Served, name: str) -> None:
     """The controller and the index are killed under load, and replaced."""
 
     async def load() -> list[httpx.Response]:
@@ -229,7 +175,7 @@ def test_requests_go_on_without_what_only_steers_them(cluster: Cluster, name: st
     assert cluster.client.post("/v1/completions", json={"prompt": "a", "max_tokens": 3}).status_code == 200
 
 
-def test_a_killed_ingress_serves_again_within_30_seconds(cluster: Cluster) -> None:
+def test_a_killed_ingress_serves_again_within_30_seconds(cluster: Served) -> None:
     """Requests in it are lost, as Serve does not repeat them."""
     (pid,) = cluster.pids("ServeReplica:bitnet:ingress")
     os.kill(pid, signal.SIGKILL)
@@ -245,7 +191,7 @@ def test_a_killed_ingress_serves_again_within_30_seconds(cluster: Cluster) -> No
         time.sleep(0.2)
 
 
-def test_sigterm_lets_requests_finish(cluster: Cluster) -> None:
+def test_sigterm_lets_requests_finish(cluster: Served) -> None:
     with cluster.client.stream("POST", "/v1/completions", json=STORY) as stream:
         events = stream.iter_lines()
         next(events)

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from click.testing import CliRunner
@@ -22,6 +22,9 @@ from click.testing import CliRunner
 from bitnet.core import Model, load_model
 from bitnet.server.batch.rows import PATHS
 from bitnet.server.commands.batch import batch
+
+if TYPE_CHECKING:
+    from .conftest import Node
 
 pytestmark = pytest.mark.skipif(
     any(find_spec(name) is None for name in ("ray", "pyarrow", "pandas")), reason="Ray Data is not installed"
@@ -113,13 +116,23 @@ def row(id: str, **body: Any) -> dict[str, Any]:
 class Cluster:
     """A cluster of this machine, and runs of ``bitnet batch`` on it."""
 
-    def __init__(self, folder: Path, address: str, environment: Mapping[str, str]) -> None:
-        self.folder, self.address, self.environment = folder, address, environment
+    def __init__(self, folder: Path, node: Node, environment: Mapping[str, str]) -> None:
+        self.folder, self.node, self.environment = folder, node, environment
 
     def start(self, *options: str) -> subprocess.Popen[str]:
         arguments = ["batch", "-i", "in.jsonl", "-o", "out.jsonl", "--device", "cpu", "-t", "1", "-c", "256", *options]
         return subprocess.Popen(
-            [sys.executable, "-m", "bitnet.core", *arguments, "--ray", "--address", self.address, "--replicas", "2"],
+            [
+                sys.executable,
+                "-m",
+                "bitnet.core",
+                *arguments,
+                "--ray",
+                "--address",
+                self.node.address,
+                "--replicas",
+                "2",
+            ],
             cwd=self.folder,
             stdin=subprocess.DEVNULL,
             stderr=subprocess.PIPE,
@@ -138,25 +151,14 @@ class Cluster:
             assert time.monotonic() < ends
             time.sleep(0.05)
 
-    def actors(self) -> list[int]:
-        found = subprocess.run(["pgrep", "-f", "^ray::.*Answerer"], capture_output=True, text=True, check=False)
-        return [pid for pid in map(int, found.stdout.split()) if f"{self.folder}" in _environment(pid)]
-
-
-def _environment(pid: int) -> str:
-    try:
-        return Path(f"/proc/{pid}/environ").read_text(errors="replace")
-    except OSError:
-        return ""
-
 
 @pytest.fixture
 def cluster(
-    tmp_path: Path, head: Callable[..., AbstractContextManager[str]], environment: Mapping[str, str]
+    tmp_path: Path, head: Callable[..., AbstractContextManager[Node]], environment: Mapping[str, str]
 ) -> Iterator[Cluster]:
-    """A cluster with room for two replicas, whose processes have this folder's name in their environment."""
-    with head(2, BITNET_TEST_CLUSTER=str(tmp_path)) as address:
-        yield Cluster(tmp_path, address, environment)
+    """A cluster with room for two replicas."""
+    with head(2) as node:
+        yield Cluster(tmp_path, node, environment)
 
 
 def _each_row_once(cluster: Cluster, count: int) -> None:
@@ -165,7 +167,7 @@ def _each_row_once(cluster: Cluster, count: int) -> None:
     (cluster.folder / "in.jsonl").write_text("".join(json.dumps(one) + "\n" for one in rows))
     process = cluster.start()
     cluster.until(count // 5, process)
-    (first, _) = cluster.actors()
+    (first, _) = cluster.node.pids(".*Answerer")
     os.kill(first, signal.SIGKILL)
     cluster.until(count // 2, process)
     process.kill()

@@ -27,6 +27,8 @@ LOOK_BACK_SECONDS = 10.0
 """Seconds over which the load is averaged before the number of replicas follows it; replicas tell it every 10."""
 UPSCALE_SECONDS, DOWNSCALE_SECONDS, IDLE_SECONDS = 5.0, 60.0, 300.0
 """Seconds for which there must have been too few replicas, too many, or nothing to do at all."""
+ON_HEAD = {"node:__internal_head__": 0.001}
+"""Resources of the deployments that every request needs: they are on the one node that a cluster cannot lose."""
 ONE_LOOP = {
     "env_vars": {
         "RAY_SERVE_RUN_USER_CODE_IN_SEPARATE_THREAD": "0",
@@ -50,7 +52,10 @@ def application(plan: Plan) -> Application:
     engines = [EngineSettings(file, plan.options) for _, file in plan.models]
     quiet = {"enable_access_log": False}  # it is called several times a second
     index = serve.deployment(Index).options(
-        name="prefixes", ray_actor_options={"num_cpus": 0}, logging_config=quiet, max_ongoing_requests=1000
+        name="prefixes",
+        ray_actor_options={"num_cpus": 0, "resources": ON_HEAD},
+        logging_config=quiet,
+        max_ongoing_requests=1000,
     )
     prefixes = index.bind()
     deployed = [
@@ -60,7 +65,7 @@ def application(plan: Plan) -> Application:
     models = tuple((names, settings) for (names, _), settings in zip(plan.models, engines, strict=True))
     ingress = serve.deployment(Ingress).options(
         name="ingress",
-        ray_actor_options={"num_cpus": 0, "runtime_env": ONE_LOOP},
+        ray_actor_options={"num_cpus": 0, "resources": ON_HEAD, "runtime_env": ONE_LOOP},
         max_ongoing_requests=MAX_ONGOING,
         health_check_period_s=HEALTH_SECONDS,
         graceful_shutdown_timeout_s=plan.drain + 5,

@@ -1,0 +1,128 @@
+"""A cluster of three nodes: the tests of the server's clients, unchanged, and a node that fails under load."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import re
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from importlib.util import find_spec
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import httpx
+import openai
+import pytest
+
+if TYPE_CHECKING:
+    from .conftest import Node, Served
+
+pytestmark = [
+    pytest.mark.skipif(find_spec("ray") is None, reason="Ray is not installed (the group `ray`)"),
+    pytest.mark.nightly,
+]
+ENGINE = "ServeReplica:bitnet:engine"
+TESTS = Path(__file__).parent.parent
+CLIENTS = ["openai", "anthropic", "ollama", "langchain", "litellm"]
+
+
+@dataclass(frozen=True, slots=True)
+class Cluster:
+    """A head and two more nodes, with a replica on each."""
+
+    head: Node
+    workers: tuple[Node, Node]
+    server: Served
+
+
+@pytest.fixture(scope="module")
+def cluster(
+    head: Callable[..., AbstractContextManager[Node]],
+    worker: Callable[..., AbstractContextManager[Node]],
+    served: Callable[..., AbstractContextManager[Served]],
+    environment: Mapping[str, str],
+) -> Iterator[Cluster]:
+    with head(2) as first, worker(first.address, 2) as second, worker(first.address, 2) as third:
+        options = ["--replicas", "3", "-np", "4", "--alias", "demo", "--address", first.address]
+        with served(environment, *options) as server:
+            yield Cluster(first, (second, third), server)
+
+
+def test_clients(cluster: Cluster) -> None:
+    files = [str(TESTS / f"test_{name}_client.py") for name in CLIENTS]
+    done = subprocess.run(
+        [sys.executable, "-m", "pytest", "-q", "-n0", "-m", "nightly or not nightly", *files],
+        env={**os.environ, "BITNET_TEST_URL": cluster.server.url},
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+    )
+    found = re.search(r"^(\d+) passed in ", done.stdout, re.MULTILINE)
+    assert done.returncode == 0, done.stdout
+    assert found is not None, done.stdout
+    assert int(found[1]) >= 25
+
+
+def test_a_node_that_fails(cluster: Cluster) -> None:
+    """Requests that had not begun to stream are answered; streams end whole or with a clear error."""
+    lost = cluster.workers[1]
+    assert [len(node.pids(ENGINE)) for node in (cluster.head, *cluster.workers)] == [1, 1, 1]
+    endings: list[str] = []
+    killed = 0.0
+
+    async def load() -> list[int]:
+        nonlocal killed
+        # The node takes the connections of its own proxy with it: the official client then asks again.
+        async with openai.AsyncOpenAI(base_url=f"{cluster.server.url}/v1", api_key="none", timeout=120) as client:
+            begun = [asyncio.Event() for _ in range(6)]
+            streams = [asyncio.ensure_future(stream(client, one)) for one in begun]
+            await asyncio.gather(*(one.wait() for one in begun))
+            whole = [asyncio.ensure_future(ask(client)) for _ in range(12)]
+            await asyncio.sleep(0.3)
+            lost.kill()
+            killed = time.monotonic()
+            answered = await asyncio.gather(*whole)
+            endings.extend(await asyncio.gather(*streams))
+            return answered
+
+    assert asyncio.run(load()) == [200] * 12
+    print(f"all were answered {time.monotonic() - killed:.1f} s after the node was killed; streams: {endings}")
+    assert set(endings) <= {"length", "replica_lost", "connection"}
+    assert "replica_lost" in endings
+    while sum(len(node.pids(ENGINE)) for node in (cluster.head, cluster.workers[0])) < 3:
+        assert time.monotonic() - killed < 60
+        assert cluster.server.status() == 200
+        time.sleep(0.2)
+    print(f"{time.monotonic() - killed:.1f} s after that, its replica had begun elsewhere")
+
+
+async def ask(client: openai.AsyncOpenAI) -> int:
+    """The tokens of an answer that has 200."""
+    found = await client.completions.create(
+        model="demo", prompt=os.urandom(8).hex(), max_tokens=200, extra_body={"ignore_eos": True}
+    )
+    assert found.usage is not None
+    return found.usage.completion_tokens
+
+
+async def stream(client: openai.AsyncOpenAI, begun: asyncio.Event) -> str:
+    """How a stream of 900 tokens ends."""
+    chunks = await client.completions.create(
+        model="demo", prompt=os.urandom(8).hex(), max_tokens=900, stream=True, extra_body={"ignore_eos": True}
+    )
+    reason = None
+    try:
+        async for chunk in chunks:
+            begun.set()
+            reason = chunk.choices[0].finish_reason
+    except openai.APIError as error:
+        return str(error.code)
+    except httpx.TransportError:
+        return "connection"
+    return str(reason)
