@@ -15,13 +15,16 @@ import numpy.typing as npt
 from bitnet.core.errors import DeviceError, InvalidInputError, UnsupportedProgramError
 from bitnet.core.hal.check import SlotCheck, StepCheck, TensorCheck, check_features, check_program
 from bitnet.core.hal.device import ExecutableStats, Logprobs
-from bitnet.core.hal.features import LOGPROBS, LOOK_AHEAD, PENALTIES
+from bitnet.core.hal.features import LOGPROBS, LOOK_AHEAD, PENALTIES, PREPARES
 from bitnet.core.hal.probe import DeviceInfo
 from bitnet.core.hal.program import Program
 from bitnet.core.hal.step import HeaderWord, Step
 
 _ADJUST, _LOGPROBS = HeaderWord.ADJUST.value, HeaderWord.LOGPROBS.value
 """Looked up once, because steps are run thousands of times a second."""
+
+_METHODS = {PENALTIES: "on_fill_slot", PREPARES: "on_prepare"}
+"""The method that a device overrides if it lists a feature."""
 
 
 class Passes(NamedTuple):
@@ -56,11 +59,13 @@ class CheckedExecutable(ABC):
     Raises:
         InvalidInputError: The program is not well formed.
         UnsupportedProgramError: The program needs a feature that the device does not list.
+        DeviceError: The device lists a feature, but its class does not override the method that the feature needs.
     """
 
     def __init__(self, info: DeviceInfo, program: Program) -> None:
         check_program(program)
         check_features(program, info)
+        self._check_methods(info)
         self.info, self.program = info, program
         self.check_step, self.check_slot = StepCheck(program), SlotCheck(program)
         self.check_tensor = TensorCheck(program)
@@ -99,9 +104,10 @@ class CheckedExecutable(ABC):
     def on_prepare(self, step: Step, count: int, stands_in: bool) -> None:  # noqa: B027  # most devices prepare nothing
         """Prepare for a step; needed by devices with :data:`~bitnet.core.hal.PREPARES`."""
 
-    def on_fill_slot(self, slot: int, marks: npt.NDArray[np.int32], biases: npt.NDArray[np.float32]) -> None:
+    def on_fill_slot(  # noqa: B027  # only devices with that feature
+        self, slot: int, marks: npt.NDArray[np.int32], biases: npt.NDArray[np.float32]
+    ) -> None:
         """Fill a slot; needed by devices with :data:`~bitnet.core.hal.PENALTIES`."""
-        raise NotImplementedError
 
     def stats(self) -> ExecutableStats:
         with self.lock:
@@ -171,6 +177,15 @@ class CheckedExecutable(ABC):
                 self.closed = True
                 self._begun.clear()
                 self.on_close()
+
+    def _check_methods(self, info: DeviceInfo) -> None:
+        for feature, method in _METHODS.items():
+            if feature in info.features and getattr(type(self), method) is getattr(CheckedExecutable, method):
+                raise DeviceError(
+                    f"it lists the feature {feature!r}, but {type(self).__name__} does not override {method}.",
+                    device=info.name,
+                    hint="This is a fault of the backend: it implements the method, or does not list the feature.",
+                )
 
     def _check(self, step: Step, count: int, done: int) -> None:
         self.check_step(step, count, done)
