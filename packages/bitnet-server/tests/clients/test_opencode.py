@@ -1,15 +1,20 @@
-"""opencode, a programming agent: ``opencode run`` streams, reads a file by a tool, and goes on with its session."""
+"""opencode, a programming agent: ``opencode run`` streams, reads a file by a tool, and goes on with its session; the
+server that its programs share runs a task of three tool rounds and holds a session of 20 turns."""
 
 from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
+import signal
 import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 
 from bitnet.core import Model
@@ -17,14 +22,35 @@ from bitnet.core import Model
 pytestmark = pytest.mark.nightly(unless_changed=("packages/bitnet-server",))  # npm installs 350 MB
 
 
-def test_flows(
-    npm_install: Callable[..., Path], long_model: Model, running: Any, scripted: Any, tmp_path: Path
-) -> None:
-    bin_folder = npm_install("opencode-ai@1.18.33") / "node_modules" / ".bin"
-    program = shutil.which("opencode", path=str(bin_folder))
-    assert program
-    project = tmp_path / "project"
-    project.mkdir()
+@pytest.fixture(scope="module")
+def program(npm_install: Callable[..., Path]) -> str:
+    found = shutil.which("opencode", path=str(npm_install("opencode-ai@1.18.33") / "node_modules" / ".bin"))
+    assert found
+    return found
+
+
+@pytest.fixture
+def project(tmp_path: Path) -> Path:
+    folder = tmp_path / "project"
+    folder.mkdir()
+    return folder
+
+
+def environment(server: Any, project: Path) -> dict[str, str]:
+    """Folders without anybody's settings, and a project that names the server."""
+    options = {"baseURL": f"{server.url}/v1", "apiKey": "none"}
+    provider = {"npm": "@ai-sdk/openai-compatible", "options": options, "models": {"m": {}}}
+    config = {"provider": {"bitnet": provider}, "model": "bitnet/m", "autoupdate": False, "share": "disabled"}
+    (project / "opencode.json").write_text(json.dumps(config), encoding="utf-8")
+    folders = {f"XDG_{name}_HOME": str(project.parent / name) for name in ("DATA", "CONFIG", "CACHE", "STATE")}
+    return {**os.environ, "HOME": str(project.parent / "home"), "PWD": str(project), **folders}
+
+
+def call(name: str, **arguments: str) -> str:
+    return json.dumps({"name": name, "arguments": arguments})
+
+
+def test_flows(program: str, long_model: Model, running: Any, scripted: Any, project: Path) -> None:
     (project / "weather.txt").write_text("27 degrees in Zürich\n", encoding="utf-8")
 
     def said(prompt: str) -> str:
@@ -34,23 +60,18 @@ def test_flows(
             return "Tomorrow it is warm, too." if "It is warm." in prompt else "What do you mean?"
         if "27 degrees" in prompt:
             return "It is warm."
-        return json.dumps({"name": "read", "arguments": {"filePath": str(project / "weather.txt")}})
+        return call("read", filePath=str(project / "weather.txt"))
 
     engine = scripted(long_model, said)
     with running(long_model, names=("m",)) as server:
-        options = {"baseURL": f"{server.url}/v1", "apiKey": "none"}
-        provider = {"npm": "@ai-sdk/openai-compatible", "options": options, "models": {"m": {}}}
-        config = {"provider": {"bitnet": provider}, "model": "bitnet/m", "autoupdate": False, "share": "disabled"}
-        (project / "opencode.json").write_text(json.dumps(config), encoding="utf-8")
-        folders = {f"XDG_{name}_HOME": str(tmp_path / name) for name in ("DATA", "CONFIG", "CACHE", "STATE")}
-        own = {"HOME": str(tmp_path / "home"), "PWD": str(project), **folders}
+        own = environment(server, project)
 
         def run(*words: str) -> list[Any]:
             """What opencode tells of, in its order."""
             done = subprocess.run(
                 [program, "run", "--pure", "--format", "json", *words],
                 cwd=project,
-                env={**os.environ, **own},
+                env=own,
                 stdin=subprocess.DEVNULL,
                 capture_output=True,
                 encoding="utf-8",
@@ -68,3 +89,62 @@ def test_flows(
         later = run("--continue", "And tomorrow?")
         assert [event["part"]["text"] for event in later if event["type"] == "text"] == ["Tomorrow it is warm, too."]
     assert any("title generator" in prompt for prompt in engine.prompts)
+
+
+def test_three_rounds_and_twenty_turns(
+    program: str, long_model: Model, running: Any, scripted: Any, project: Path
+) -> None:
+    (project / "numbers.txt").write_text("17 and 25\n", encoding="utf-8")
+    task = "BEGIN-OF-TASK: add up what is in the file."
+    script = project / "sum.py"
+
+    def said(prompt: str) -> str:
+        if "title generator" in prompt:
+            return "A sum"
+        if turns := re.findall(r"This is turn (\d+) of our talk", prompt):
+            return f"It was turn {turns[-1]}." if len(turns) == int(turns[-1]) + 1 else "Some turns are missing."
+        so_far = prompt.rpartition(task)[2]
+        if "the sum is 42" in so_far:
+            return "It is 42."
+        if "sum.py" in so_far:
+            return call("bash", command=f'"{sys.executable}" sum.py')
+        if "17 and 25" in so_far:
+            return call("write", filePath=str(script), content='print("the sum" + f" is {17 + 25}")\n')
+        return call("read", filePath=str(project / "numbers.txt"))
+
+    scripted(long_model, said)
+    with (
+        running(long_model, names=("m",)) as server,
+        subprocess.Popen(
+            [program, "serve", "--pure", "--port", "0"],
+            cwd=project,
+            env=environment(server, project),
+            stdout=subprocess.PIPE,
+            encoding="utf-8",
+            start_new_session=True,  # the command starts the server as a child
+        ) as process,
+    ):
+        try:
+            assert process.stdout is not None
+            address = next(filter(None, (re.search(r"http://\S+", line) for line in process.stdout)))[0]
+            with httpx.Client(base_url=address, timeout=120) as client:
+                session = client.post("/session", json={}).raise_for_status().json()["id"]
+
+                def say(text: str) -> tuple[list[str], list[str]]:
+                    """The tools that were called since the message before, and what was answered."""
+                    before = len(client.get(f"/session/{session}/message").raise_for_status().json())
+                    body = {"parts": [{"type": "text", "text": text}]}
+                    client.post(f"/session/{session}/message", json=body).raise_for_status()
+                    new = client.get(f"/session/{session}/message").raise_for_status().json()[before + 1 :]
+                    assert not any(message["info"].get("error") for message in new), new
+                    parts = [part for message in new for part in message["parts"]]
+                    used = [part for part in parts if part["type"] == "tool"]
+                    for part in used:
+                        assert part["state"]["status"] == "completed", json.dumps(part["state"])
+                    return [part["tool"] for part in used], [part["text"] for part in parts if part["type"] == "text"]
+
+                assert say(task) == (["read", "write", "bash"], ["It is 42."])
+                for i in range(20):
+                    assert say(f"This is turn {i} of our talk.") == ([], [f"It was turn {i}."])
+        finally:
+            os.killpg(process.pid, signal.SIGKILL)
