@@ -11,7 +11,8 @@ import pytest
 from bitnet.core.engine import GenerationOptions
 from bitnet.core.engine.generation import Generation
 from bitnet.core.engine.pacing import COST_DECAY, DRAFT_SIZES, MAX_DRAFTED_STEPS, DraftCosts
-from bitnet.core.engine.prompt_lookup import NGRAMS, RECENT, Draft, PromptLookup, accepted_count
+from bitnet.core.engine.prediction import NGRAMS
+from bitnet.core.engine.prompt_lookup import RECENT, Draft, PromptLookup, accepted_count
 from bitnet.core.hal import Device, Limits
 
 MakeRig = Callable[..., Any]

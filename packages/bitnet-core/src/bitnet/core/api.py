@@ -21,6 +21,7 @@ import time
 import weakref
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
+from dataclasses import replace
 from operator import index
 from pathlib import Path
 from types import TracebackType
@@ -222,6 +223,8 @@ class Model(FileBacked):
                 hint="Put a single one into a list.",
             )
         given, prepare = GenerationOptions(**options), self._worker.engine.preparer.prepare
+        if isinstance(given.prediction, str):
+            given = replace(given, prediction=self.tokenizer.encode(given.prediction, add_special=False))
         tickets = self._worker.submit_all(
             [prepare(self._tokens(p), given, n, constraint, getattr(p, "thinking", None)) for p in prompts]
         )

@@ -76,8 +76,9 @@ class Generation(TokenSequence):
         self._times: list[float] = []
         self._devices: list[str] = []
         self._forbids_end = False  # whether the slot forbids end tokens
-        self._lookup = PromptLookup(self.tokens) if lookup else None
+        self._lookup = PromptLookup(self.tokens, options.predicted_tokens) if lookup else None
         self._drafted = self._agreed = 0
+        self._predicted = self._agreed_predicted = 0  # those of them that came from the prediction
         self._reported = len(prompt)  # number of tokens in updates so far
         self._reason: FinishReason | None = None
         self._logits: F32 | None = None  # those held
@@ -241,6 +242,9 @@ class Generation(TokenSequence):
         if drafted:
             self._drafted += drafted
             self._agreed += len(sampled) - 1
+            if self._lookup is not None and self._lookup.predicted:
+                self._predicted += drafted
+                self._agreed_predicted += len(sampled) - 1
 
     def _follow(self, thought: ThoughtControl, tokens: Sequence[int]) -> None:
         try:
@@ -328,6 +332,8 @@ class Generation(TokenSequence):
             total=total,
             drafted_tokens=self._drafted,
             accepted_tokens=self._agreed,
+            prediction_tokens=self._predicted,
+            accepted_prediction_tokens=self._agreed_predicted,
         )
         completion = Completion(
             text=text.whole.text,

@@ -79,7 +79,11 @@ class Preparer:
                 tokens=len(prompt),
                 context=self.context,
             )
-        for name, ids in (("stop_tokens", options.stop_tokens), ("logit_bias", options.logit_bias or ())):
+        for name, ids in (
+            ("stop_tokens", options.stop_tokens),
+            ("logit_bias", options.logit_bias or ()),
+            ("prediction", options.predicted_tokens),
+        ):
             if ids:
                 self._check_tokens(name, tuple(ids))
         seed = options.seed

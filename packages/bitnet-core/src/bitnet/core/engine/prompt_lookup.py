@@ -11,10 +11,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
-NGRAMS = (3, 2)
-"""Lengths of the n-grams that are searched for, in order; the first that occurred before is used."""
+from bitnet.core.engine.prediction import NGRAMS, Prediction
+
 MAX_MATCH = 8
 """Longest match whose length is measured; longer ones count as this long."""
+PREDICTED = MAX_MATCH + 1
+"""What stands for the length of the match where a draft comes from the prediction."""
 MIN_REPEATED = 4
 """Drafted tokens that must be right in a row for a passage to count as repeated."""
 RECENT = 64
@@ -53,17 +55,19 @@ class PromptLookup:
 
     Args:
         tokens: The sequence's tokens, in a list to which its owner appends.
+        prediction: Tokens that may follow them; drafts come from there first.
     """
 
-    def __init__(self, tokens: list[int]) -> None:
+    def __init__(self, tokens: list[int], prediction: Sequence[int] = ()) -> None:
         self._tokens = tokens
+        self._prediction = Prediction(prediction) if prediction else None
         self._after: dict[int, dict[tuple[int, ...], int]] = {n: {} for n in NGRAMS}
         self._indexed = 0
         self._draft: list[int] = []
         self._match = 0  # length of the match that gave the draft
         self._repeated = -RECENT  # position at which the last repeated passage ended
-        self._probability = [0.5] * (MAX_MATCH + 1)  # by length of the match
-        self._trials = [2] * (MAX_MATCH + 1)
+        self._probability = [0.5] * (PREDICTED + 1)  # by length of the match
+        self._trials = [2] * (PREDICTED + 1)
         self._index()
 
     @property
@@ -71,10 +75,21 @@ class PromptLookup:
         """Whether the text repeated a passage less than :data:`RECENT` tokens ago."""
         return len(self._tokens) - self._repeated < RECENT
 
+    @property
+    def predicted(self) -> bool:
+        """Whether the last draft came from the prediction."""
+        return self._match == PREDICTED
+
     def propose(self, most: int) -> Draft:
-        """A draft of ``most`` tokens; no draft if the last tokens never occurred before."""
+        """A draft of ``most`` tokens, fewer at the prediction's end; no draft if the last tokens never occurred
+        before."""
         self._compare()
+        if self._prediction is not None:
+            self._prediction.follow(self._tokens[self._indexed :])
         self._index()
+        if self._prediction is not None and (draft := self._prediction.draft(self._tokens, most)):
+            self._draft, self._match = draft, PREDICTED
+            return Draft(draft, self._probability[PREDICTED])
         tokens, end = self._tokens, len(self._tokens)
         for n in NGRAMS:
             after = self._after[n].get(tuple(tokens[-n:]))

@@ -29,6 +29,8 @@ class Timings:
         total: When the generation ended.
         drafted_tokens: Tokens that prompt look-up drafted and the device verified.
         accepted_tokens: How many of the drafted tokens the model also chose.
+        prediction_tokens: How many of the drafted tokens came from the option ``prediction``.
+        accepted_prediction_tokens: How many of these the model also chose.
     """
 
     prompt_tokens: int
@@ -38,6 +40,8 @@ class Timings:
     total: float
     drafted_tokens: int = 0
     accepted_tokens: int = 0
+    prediction_tokens: int = 0
+    accepted_prediction_tokens: int = 0
 
     @property
     def first_token(self) -> float | None:

@@ -142,7 +142,7 @@ def _options(options: GenerationOptions) -> dict[str, Any]:
     A bias of -inf, which JSON lacks, becomes null.
     """
     given = asdict(options)
-    del given["seed"], given["prompt_logprobs"]
+    del given["seed"], given["prompt_logprobs"], given["prediction"]
     if options.reasoning_budget is None:
         del given["reasoning_budget"]
     bias = sorted((options.logit_bias or {}).items())

@@ -144,7 +144,7 @@ _OPENAI_HARMLESS = f"""
 CHAT = _known(
     f"""messages max_tokens max_completion_tokens n_predict logprobs top_logprobs tools tool_choice parallel_tool_calls
     modalities continue_final_message add_generation_prompt chat_template_kwargs enable_thinking
-    reasoning_effort reasoning thinking thinking_token_budget {_VLLM} {_OPENAI}""",
+    reasoning_effort reasoning thinking thinking_token_budget prediction {_VLLM} {_OPENAI}""",
     f"include_reasoning reasoning_budget verbosity {_OPENAI_HARMLESS}",
     SAMPLERS,
     EXTENSIONS,
@@ -152,7 +152,6 @@ CHAT = _known(
     functions=Refusal("it is the old name of tools; use tools."),
     function_call=Refusal("it is the old name of tool_choice; use tool_choice.", ("none", "auto")),
     web_search_options=Refusal("this server reaches no web."),
-    prediction=Refusal("predicted output is not implemented."),
     echo=Refusal("/v1/completions has it."),
     add_special_tokens=Refusal("the chat template writes them."),
 )

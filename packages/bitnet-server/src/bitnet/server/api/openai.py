@@ -52,7 +52,11 @@ def usage(result: Result) -> dict[str, Any]:
         "completion_tokens": result.generated_tokens,
         "total_tokens": result.prompt_tokens + result.generated_tokens,
         "prompt_tokens_details": {"cached_tokens": result.cached_tokens},
-        "completion_tokens_details": {"reasoning_tokens": result.reasoning_tokens},
+        "completion_tokens_details": {
+            "reasoning_tokens": result.reasoning_tokens,
+            "accepted_prediction_tokens": result.accepted_prediction_tokens,
+            "rejected_prediction_tokens": result.rejected_prediction_tokens,
+        },
     }
 
 

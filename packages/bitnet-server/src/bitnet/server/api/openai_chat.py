@@ -21,7 +21,7 @@ from bitnet.server.api.openai import (
     usage,
 )
 from bitnet.server.api.progress import Progress
-from bitnet.server.chat.messages import openai_messages
+from bitnet.server.chat.messages import content_text, openai_messages
 from bitnet.server.chat.prompt import ChatPrompt
 from bitnet.server.chat.tool_calls import Begin, CallParser, Event, Text
 from bitnet.server.chat.tools import Tools, only_form, openai_tools
@@ -59,6 +59,7 @@ def parse(service: Service, fields: Fields) -> Job:
         logprobs=(top or 0) if wants_logprobs else None,
         prompt_logprobs=asked_prompt_logprobs(fields),
     )
+    options["prediction"] = _predicted(fields)
     options["reasoning_budget"] = service.reasoning_budget(how.thinking)
     tools, template = openai_tools(fields), service.model.chat_template
     answer = ChatAnswer(service, fields, tools)
@@ -78,6 +79,16 @@ def parse(service: Service, fields: Fields) -> Job:
         rules=TokenRules.read(fields),
         include_stop=fields.flag("include_stop_str_in_output"),
     )
+
+
+def _predicted(fields: Fields) -> str:
+    """The text that the answer may resemble; empty: none."""
+    given = fields.object("prediction")
+    if given is None:
+        return ""
+    given.require("content")
+    given.choice("type", ("content",), "content")
+    return content_text(given, "content")
 
 
 class ChatAnswer:

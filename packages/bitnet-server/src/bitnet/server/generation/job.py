@@ -55,6 +55,16 @@ class Result:
         return sum(c.reasoning_tokens for c in self.completions)
 
     @property
+    def accepted_prediction_tokens(self) -> int:
+        """Tokens of the request's prediction that were verified together with others, and that the model chose."""
+        return sum(c.timings.accepted_prediction_tokens for c in self.completions)
+
+    @property
+    def rejected_prediction_tokens(self) -> int:
+        """Tokens of the prediction that were verified, and that the model did not choose."""
+        return sum(c.timings.prediction_tokens for c in self.completions) - self.accepted_prediction_tokens
+
+    @property
     def devices(self) -> str:
         """Names of the devices that computed it."""
         return ", ".join(dict.fromkeys(name for c in self.completions for name in c.devices))
