@@ -1,7 +1,6 @@
 // variants: SUBGROUPS
 // act(gate) * up, RMSNorm (where NORM), absmax int8. One work-group a token; the products wait in `products`.
 layout(constant_id = 1) const int NORM = 0;
-layout(constant_id = 2) const int RELU2 = 0;
 BUFFER(0, readonly, int, step_data);
 BUFFER(1, readonly, vec4, gate_up);
 BUFFER(2, readonly, vec4, weight);
@@ -10,10 +9,7 @@ BUFFER(4, writeonly, float, scale);
 BUFFER(5, , vec4, products);
 layout(push_constant) uniform Push { float eps; int dim; };
 
-vec4 act(vec4 gate) {
-    vec4 positive = max(gate, 0.0);
-    return RELU2 != 0 ? positive * positive : gate / (1.0 + exp(-gate));
-}
+#include "activation.glsl"
 
 KERNEL(glu_norm_quant) {
     uint m = gl_WorkGroupID.x, quads = uint(dim) / 4, row = m * quads;

@@ -1,10 +1,13 @@
 // variants: KV_I8
 // Rotates q in place, stores rotated k, and v, in the cache. One work-group per token and head (q, then k, then v heads).
-// Cache: [blocks, BLOCK, kv_heads, DIM]. An invocation has two pairs at a time, so that f16 is stored in whole words.
+// Cache: [blocks, BLOCK, kv_heads, DIM]. An invocation stores two dimensions at a time: f16 makes whole words.
 layout(constant_id = 1) const int DIM = 64;
 layout(constant_id = 2) const int BLOCK = 32;
 layout(constant_id = 3) const int KV_F16 = 0;
 layout(constant_id = 4) const int NEOX = 1;
+layout(constant_id = 5) const int PAIRS = 0;  // of a head that are rotated; 0: all
+const int TURNED = PAIRS > 0 ? PAIRS : DIM / 2;
+const int APART = NEOX != 0 ? TURNED : 1;  // between the members of a pair
 BUFFER(0, readonly, int, step_data);
 BUFFER(1, , float, qkv);
 BUFFER(2, writeonly, uint, keys);
@@ -44,30 +47,26 @@ void store_value(uint place, uint i, float a, float b) {
 }
 #endif
 
+// Dimension d of a head of k, rotated where it belongs to a pair.
+float rotated(uint row, uint d, uint angles) {
+    if (d >= 2 * TURNED) return qkv[row + d];
+    uint pair = NEOX != 0 ? d % TURNED : d / 2, first = row + (NEOX != 0 ? pair : 2 * pair);
+    float a = qkv[first], b = qkv[first + APART], c = cosines[angles + pair], s = sines[angles + pair];
+    return row + d == first ? a * c - b * s : b * c + a * s;
+}
+
 void rotate_or_store(uint row, uint place, int head, uint angles) {
     if (head >= heads + kv_heads) {
         for (uint i = 2 * LANE; i < DIM; i += 2 * WG) store_value(place, i, qkv[row + i], qkv[row + i + 1]);
-        return;
-    }
-    for (uint i = 2 * LANE; i < DIM / 2; i += 2 * WG) {  // the angles i and i + 1
-        // Where the pairs' first and second members are: next to one another, or half a head apart.
-        uint a0 = NEOX != 0 ? i : 2 * i, a1 = NEOX != 0 ? i + 1 : 2 * i + 2;
-        uint apart = NEOX != 0 ? DIM / 2 : 1;
-        uint angle = angles + i;
-        vec2 c = vec2(cosines[angle], cosines[angle + 1]), s = vec2(sines[angle], sines[angle + 1]);
-        vec2 a = vec2(qkv[row + a0], qkv[row + a1]), b = vec2(qkv[row + a0 + apart], qkv[row + a1 + apart]);
-        vec2 first = a * c - b * s, second = b * c + a * s;
-        if (head < heads) {
-            qkv[row + a0] = first.x;
-            qkv[row + a1] = first.y;
-            qkv[row + a0 + apart] = second.x;
-            qkv[row + a1 + apart] = second.y;
-        } else if (NEOX != 0) {
-            store_key(place, i, first.x, first.y);
-            store_key(place, i + DIM / 2, second.x, second.y);
-        } else {
-            store_key(place, 2 * i, first.x, second.x);
-            store_key(place, 2 * i + 2, first.y, second.y);
+    } else if (head >= heads) {
+        for (uint i = 2 * LANE; i < DIM; i += 2 * WG)
+            store_key(place, i, rotated(row, i, angles), rotated(row, i + 1, angles));
+    } else {
+        for (uint i = LANE; i < TURNED; i += WG) {
+            uint first = row + (NEOX != 0 ? i : 2 * i);
+            float a = qkv[first], b = qkv[first + APART], c = cosines[angles + i], s = sines[angles + i];
+            qkv[first] = a * c - b * s;
+            qkv[first + APART] = b * c + a * s;
         }
     }
 }
@@ -80,7 +79,7 @@ KERNEL(rope_append) {
     uint block = step_data[block_table + step_data[token_seq + m] * max_blocks + position / BLOCK];
     uint kv_head = head < heads + kv_heads ? head - heads : head - heads - kv_heads;
     uint place = ((block * BLOCK + position % BLOCK) * kv_heads + kv_head) * DIM;
-    rotate_or_store(row, place, head, position * (DIM / 2));
+    rotate_or_store(row, place, head, position * TURNED);
 #if KV_I8
     if (head < heads) return;
     if (LANE == 0) greatest = 0;

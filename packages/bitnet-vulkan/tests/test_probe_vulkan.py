@@ -205,7 +205,7 @@ def test_what_is_told_of_devices(monkeypatch: Patch) -> None:
     first, second = BACKEND.probe().devices
     assert (first.name, second.name) == ("vulkan:1", "vulkan:3")
     assert (first.type, second.type) == (DeviceType.DISCRETE, DeviceType.CPU)
-    everywhere = ("deterministic", "kv-i8", "logprobs", "penalties", "prepares", "ternary-tables")
+    everywhere = ("deterministic", "kv-i8", "logprobs", "penalties", "prepares", "states", "ternary-tables")
     assert first.features == tuple(sorted((*everywhere, "int8-dot", "subgroups:32")))
     assert second.features == tuple(sorted((*everywhere, "cooperative-matrix")))
     assert first.id == "00112233-4455-6677-8899-aabbccddeeff"

@@ -71,6 +71,10 @@ WIDTHS = {"x": WIDTH, "mixed": WIDTH, "gates": 2 * HEADS, "qkv": 4 * D_K + HEADS
 WIDTHS |= {"delta": HEADS * D_V, "z": HEADS * D_V}
 
 
+GROUP = 64
+"""Work-items of a work-group, as on a device that has no more."""
+
+
 def program() -> Program:
     specs = [tensor(name, "f32", "M", width) for name, width in WIDTHS.items()]
     specs += [tensor("q", "i8", "M", WIDTH), tensor("dq", "i8", "M", HEADS * D_V), tensor("s", "f32", "M")]
@@ -109,7 +113,7 @@ class NoDevice:
 
 
 def lowering() -> Lowering:
-    rows = RowOps(group=64)
+    rows = RowOps(group=GROUP)
     table = {**rows.table(), **variants(rows)}
     return Lowering({**table, **recurrent_variants(rows, table)})
 
@@ -128,6 +132,7 @@ def test_no_launch_has_a_buffer_twice_or_more_work_than_there_is(index: int, tok
             assert len(set(map(id, written))) == len(written), launch.kernel
         if launch.kernel.file == "delta_rule":
             assert launch.grid == (1, HEADS, min(tokens, 3))
+            assert launch.block == (GROUP, 1, 1)
     if getattr(op, "transform", None) is not None:
         (hadamard,) = (launch for launch in launches if launch.kernel.file == "hadamard")
         block, signs = (dict(hadamard.kernel.defines)[name] for name in ("BLOCK", "SIGNS"))

@@ -18,7 +18,7 @@ from bitnet.core.gpu.ops import RowOps, attention_inputs, ceil_div, kv_defines, 
 from bitnet.core.gpu.ops.group_products import GroupProducts, group_defines, in_parts
 from bitnet.core.gpu.ops.products import ProductInput, fused_products, product_defines
 from bitnet.core.gpu.ops.scaled import head_norms, norms_heads
-from bitnet.core.gpu.ops.variants import GroupScaledMatmul, NormedRope
+from bitnet.core.gpu.ops.variants import GroupScaledMatmul, NormedRope, recurrent_variants
 from bitnet.core.gpu.weights import TernaryBuffer
 from bitnet.core.hal import Attention, DenseMatmul, Embed, RopeAppend, Sample, TernaryMatmul
 from bitnet.vulkan import matrices
@@ -80,6 +80,7 @@ class VulkanOps:
             RopeAttention: self._rope_attention,
             **fused_products(self._decode, self._quantises),
         }
+        self._table = {**self._table, **recurrent_variants(self._rows, self._table)}
 
     def lowering(self) -> Lowering:
         """The lowering for :class:`bitnet.core.gpu.GpuDevice`."""

@@ -28,8 +28,8 @@ from bitnet.core.hal import (
     Transform,
 )
 
-COLUMNS, PARTS = 32, 8
-"""Columns of a state that a work-group of ``delta_rule`` takes, and work-items that share the rows of each."""
+COLUMNS, MAX_PARTS = 32, 8
+"""Columns of a state that a work-group of ``delta_rule`` takes, and maximum work-items that share the rows of each."""
 SIGNS_BEFORE, SIGNS_AFTER = 1, 2
 """When ``hadamard`` multiplies by signs; 0: never."""
 
@@ -83,6 +83,7 @@ class RecurrentOps:
         heads, d_k, d_v = ctx.program.states[op.state].shape
         where = (ctx.step, *(ctx.offset(f) for f in ("seq_begin", "state_from", "state_to")))
         data = ctx.tensors[op.qkv], ctx.tensors[op.gates], ctx.state(op.state), ctx.tensors[op.out]
+        parts = min(MAX_PARTS, self.rows.group // COLUMNS)
         defines = {
             "D_K": d_k,
             "D_V": d_v,
@@ -90,10 +91,10 @@ class RecurrentOps:
             "K_HEADS": op.k_heads,
             "TILED": int(op.tiled),
             "COLUMNS": COLUMNS,
-            "PARTS": PARTS,
+            "PARTS": parts,
         }
         grid = (ceil_div(d_v, COLUMNS), heads, min(bucket.tokens, ctx.program.limits.max_seqs))
-        return [launch("delta_rule", grid, COLUMNS * PARTS, (*where, *data, np.float32(op.eps)), defines)]
+        return [launch("delta_rule", grid, COLUMNS * parts, (*where, *data, np.float32(op.eps)), defines)]
 
     def quantised(self, ctx: Context, op: Quantising, bucket: Bucket) -> list[Launch]:
         """The codes of an operation's result, transformed if it has a transform."""

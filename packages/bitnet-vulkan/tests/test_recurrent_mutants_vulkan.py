@@ -1,0 +1,53 @@
+"""Defects of the kernels for recurrent layers and transforms, which the conformance suite must catch."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from bitnet.core.testing.mutant import Mutant
+from bitnet.vulkan.backend import BACKEND
+
+SUITE = Path(__file__).with_name("test_conformance_vulkan.py")
+CONV, RULE, GATES, GATED = "causal_conv", "test_delta_rule", "test_delta_gates", "test_gated_quant"
+NORM, GLU = "test_norm_quant_of_a_transform", "test_glu_norm_quant_of_a_transform"
+BLOCKS = f"{NORM} and m2-blocks3-block32"
+KEYS = "test_attention_to_keys_with_a_rotated_part and f16"
+WHOLE, PAIRS = "test_a_hybrid_model and not numpy", "test_rope_of_a_part"
+NEXT = "\n        barrier();"
+INNER = "\n            barrier();"
+KEYED = "if (column == 0) norms[part] = squares;"
+SQUARES = "squares += dot(x[row + i], x[row + i]);\n        inverse"
+FIRST = "step_data[state_to + seq] * HEADS"
+MUTANTS = (
+    Mutant("conv: an early tail", "row_of(tokens - TAPS + 1 + r,", "row_of(tokens - TAPS + r,", CONV),
+    Mutant("conv: no tail of a short step", "TAPS - 1 + row) * channels", "TAPS - 2) * channels", CONV),
+    Mutant("conv: a column too many", "m >= STEP_TOKENS || c >= channels", "m >= STEP_TOKENS", CONV),
+    Mutant("rule: the first sequence's state", FIRST, FIRST.replace(" + seq", ""), RULE),
+    Mutant("rule: columns past the last", "bool inside = c < D_V;", "bool inside = true;", RULE),
+    Mutant("rule: rows past the last", "row < D_K ? qkv[keys + row] : 0.0", "qkv[keys + row]", RULE),
+    Mutant("rule: sums that nobody waits for", KEYED + NEXT, KEYED, RULE),
+    Mutant("rule: results that nobody waits for", f"queried[lane] = sum;{NEXT}", "queried[lane] = sum;", RULE),
+    Mutant("the state that it writes", "STEP_DONE != 0 ? state_to", "true ? state_to", RULE),
+    Mutant("the state that it read first", "STEP_DONE != 0 ? state_to", "false ? state_to", WHOLE),
+    Mutant("gates: another token's", "x[m * quads + i], y", "x[i], y", GATES),
+    Mutant("gates: another head's", "alpha[h * quads + i]", "alpha[i]", GATES),
+    Mutant("transform: pairs that nobody waits for", f"stride *= 2) {{{INNER}", "stride *= 2) {", BLOCKS),
+    Mutant("transform: signs of the first block", "signs[sign_from + from + i]", "signs[from + i]", BLOCKS),
+    Mutant("heads that stay tiled", "if (UNTILE != 0) to =", "if (false) to =", GATED),
+    Mutant("heads: their last element", "i < HEAD; i += WG) squares", "i < HEAD - 1; i += WG) squares", GATED),
+    Mutant("gate and up: another token's", "gate_up[2 * m * quads + i]", "gate_up[m * quads + i]", GLU),
+    Mutant("norm: a row's first columns", SQUARES, SQUARES.replace("squares", "if (i > 0) squares", 1), NORM),
+    Mutant("rotation: of the whole head", "if (d >= 2 * TURNED) return qkv[row + d];", "", KEYS),
+    Mutant("rotation: pairs too far apart", "NEOX != 0 ? TURNED : 1", "NEOX != 0 ? DIM / 2 : 1", PAIRS),
+)
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("mutant", MUTANTS, ids=lambda mutant: mutant.defect.replace(" ", "-"))
+def test_a_defect_is_caught(mutant: Mutant, tmp_path: Path, require_device: Callable[[str, str | None], None]) -> None:
+    found = BACKEND.probe()
+    require_device("vulkan:0", None if found.devices else found.reason or "there is no Vulkan device")
+    mutant.assert_caught(SUITE, environment={"BITNET_CACHE_DIR": str(tmp_path)})
