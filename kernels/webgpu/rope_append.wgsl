@@ -1,8 +1,8 @@
-// Rotates q in place, stores rotated k, and v, in the cache. A workgroup per token and head (q heads, k heads, v heads); an
-// invocation takes two pairs at a time, which make whole words of an f16 cache.
+// Rotates q in place, stores rotated k, and v, in the cache. A workgroup per token and head (q heads, k heads, v heads). An
+// invocation stores two dimensions at a time, which make whole words of an f16 cache. PAIRS: of a head that are rotated; 0: all.
 struct Args { token_seq: i32, seq_begin: i32, seq_len: i32, block_table: i32, max_blocks: i32, heads: i32, kv_heads: i32 }
 @group(0) @binding(0) var<storage, read> step: array<i32>;
-@group(0) @binding(1) var<storage, read_write> qkv: array<vec2<f32>>;
+@group(0) @binding(1) var<storage, read_write> qkv: array<f32>;
 #if KV_I8
 @group(0) @binding(2) var<storage, read_write> keys: array<u32>;
 @group(0) @binding(3) var<storage, read_write> values: array<u32>;
@@ -15,11 +15,24 @@ struct Args { token_seq: i32, seq_begin: i32, seq_len: i32, block_table: i32, ma
 @group(0) @binding(3) var<storage, read_write> values: array<vec2<f32>>;
 #endif
 #endif
-@group(0) @binding(4) var<storage, read> cosines: array<vec2<f32>>;
-@group(0) @binding(5) var<storage, read> sines: array<vec2<f32>>;
+@group(0) @binding(4) var<storage, read> cosines: array<f32>;
+@group(0) @binding(5) var<storage, read> sines: array<f32>;
 @group(0) @binding(6) var<uniform> args: Args;
 
 #include "cache.wgsl"
+#if PAIRS
+const TURNED = PAIRS;
+#else
+const TURNED = DIM / 2;
+#endif
+// Between the members of a pair, and between one pair and the next.
+#if NEOX
+const APART = TURNED;
+const NEXT = 1;
+#else
+const APART = 1;
+const NEXT = 2;
+#endif
 #if KV_I8
 var<workgroup> exact: array<vec2<f32>, DIM / 2>;  // a row before it becomes codes
 var<workgroup> greatest: atomic<u32>;
@@ -47,6 +60,18 @@ fn put_value(place: i32, i: i32, value: vec2<f32>) {
 #endif
 }
 
+// Dimension d of the head at `row`, rotated where it belongs to a pair; `angles` are its position's.
+fn rotated(row: i32, d: i32, angles: i32) -> f32 {
+    if (d >= 2 * TURNED) { return qkv[row + d]; }
+    let pair = d / NEXT % TURNED;
+    let first = row + pair * NEXT;
+    let a = qkv[first];
+    let b = qkv[first + APART];
+    let c = cosines[angles + pair];
+    let s = sines[angles + pair];
+    return select(b * c + a * s, a * c - b * s, row + d == first);
+}
+
 @compute @workgroup_size(WG)
 fn rope_append(g: Group) {
     let m = i32(g.id.x);
@@ -54,47 +79,33 @@ fn rope_append(g: Group) {
     let head = i32(g.id.y);
     let sequence = step[args.token_seq + m];
     let position = step[args.seq_len + sequence] - step[args.seq_begin + sequence + 1] + m;
-    let row = (m * (args.heads + 2 * args.kv_heads) + head) * (DIM / 2);
+    let row = (m * (args.heads + 2 * args.kv_heads) + head) * DIM;
     let block = step[args.block_table + sequence * args.max_blocks + position / BLOCK];
     let is_value = head >= args.heads + args.kv_heads;
     let kv_head = head - args.heads - select(0, args.kv_heads, is_value);
     let place = ((block * BLOCK + position % BLOCK) * args.kv_heads + kv_head) * (DIM / 2);
-    for (var i = i32(g.lane); i < DIM / 4; i += WG) {
-#if NEOX
-        let first = i;  // pairs 2i and 2i + 1: their first elements, and their second ones
-        let second = i + DIM / 4;
-        let a = qkv[row + first];
-        let b = qkv[row + second];
-#else
-        let first = 2 * i;
-        let second = 2 * i + 1;
-        let a = vec2(qkv[row + first].x, qkv[row + second].x);
-        let b = vec2(qkv[row + first].y, qkv[row + second].y);
-#endif
-        if (is_value) {
-            put_value(place, first, qkv[row + first]);
-            put_value(place, second, qkv[row + second]);
-            continue;
+    let angles = position * TURNED;
+    if (head < args.heads) {
+        for (var i = i32(g.lane); i < TURNED; i += WG) {
+            let first = row + i * NEXT;
+            let a = qkv[first];
+            let b = qkv[first + APART];
+            let c = cosines[angles + i];
+            let s = sines[angles + i];
+            qkv[first] = a * c - b * s;
+            qkv[first + APART] = b * c + a * s;
         }
-        let c = cosines[position * (DIM / 4) + i];
-        let s = sines[position * (DIM / 4) + i];
-        var to_first = a * c - b * s;
-        var to_second = b * c + a * s;
-#if !NEOX
-        let pairs = vec4(to_first.x, to_second.x, to_first.y, to_second.y);
-        to_first = pairs.xy;
-        to_second = pairs.zw;
-#endif
-        if (head < args.heads) {
-            qkv[row + first] = to_first;
-            qkv[row + second] = to_second;
+        return;
+    }
+    for (var i = i32(g.lane); i < DIM / 2; i += WG) {
+        let d = 2 * i;
+        if (is_value) {
+            put_value(place, i, vec2(qkv[row + d], qkv[row + d + 1]));
         } else {
-            put_key(place, first, to_first);
-            put_key(place, second, to_second);
+            put_key(place, i, vec2(rotated(row, d, angles), rotated(row, d + 1, angles)));
         }
     }
 #if KV_I8
-    if (head < args.heads) { return; }
     if (g.lane == 0u) { atomicStore(&greatest, 0u); }
     workgroupBarrier();
     for (var i = i32(g.lane); i < DIM / 4; i += WG) {

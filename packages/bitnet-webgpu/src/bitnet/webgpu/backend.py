@@ -14,6 +14,7 @@ from bitnet.core.gpu.probing import denied_nodes, device_nodes, devices_found, n
 from bitnet.core.hal import (
     KERNEL_FEATURES,
     PREPARES,
+    STATES,
     Device,
     DeviceInfo,
     DeviceType,
@@ -129,7 +130,7 @@ def _info(adapter: wgpu.GPUAdapter, index: int) -> DeviceInfo:
         vendor=info["vendor"] or f"{info['vendor_id']:04x}",
         type=TYPES.get(info["adapter_type"], DeviceType.VIRTUAL),
         driver_version=info["description"],
-        features=(*found, *KERNEL_FEATURES, PREPARES),
+        features=(*found, *KERNEL_FEATURES, STATES, PREPARES),
         details={"api": info["backend_type"], **{name: str(limits[name]) for name in shown}},
     )
 

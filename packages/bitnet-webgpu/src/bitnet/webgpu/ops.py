@@ -18,8 +18,8 @@ from bitnet.core.gpu.ops import RowOps, attention_inputs, ceil_div, kv_defines, 
 from bitnet.core.gpu.ops.group_products import in_parts
 from bitnet.core.gpu.ops.products import NORM, fused_products, normed
 from bitnet.core.gpu.ops.scaled import head_norms, norms_heads
-from bitnet.core.gpu.ops.variants import GroupScaledMatmul, NormedRope
-from bitnet.core.hal import Attention, DenseMatmul, Embed, NormRows, RopeAppend, Sample, TernaryMatmul
+from bitnet.core.gpu.ops.variants import GroupScaledMatmul, NormedRope, recurrent_variants
+from bitnet.core.hal import Attention, DeltaRule, DenseMatmul, Embed, NormRows, RopeAppend, Sample, TernaryMatmul
 from bitnet.webgpu.device import ALIGNMENT
 from bitnet.webgpu.products import Products
 
@@ -90,6 +90,8 @@ class WebGPUOps:
             RopeAttention: self._rope_attention,
             **fused_products(self._products.decode, self._quantises),
         }
+        self._recurrent = recurrent_variants(self._rows, self._table)
+        self._table = {**self._table, **self._recurrent, DeltaRule: self.delta_rule}
 
     def lowering(self) -> Lowering:
         """The lowering for :class:`bitnet.core.gpu.GpuDevice`."""
@@ -107,6 +109,13 @@ class WebGPUOps:
 
     def rope_append(self, ctx: Context, op: RopeAppend, bucket: Bucket) -> list[Launch]:
         return [*_head_norms(ctx, op, bucket), *self._rows.rope_append(ctx, op, bucket)]
+
+    def delta_rule(self, ctx: Context, op: DeltaRule, bucket: Bucket) -> list[Launch]:
+        """The shared launch, whose kernel is also told how many rows of a column an invocation has."""
+        (made,) = self._recurrent[DeltaRule](ctx, op, bucket) or []
+        defines = dict(made.kernel.defines)
+        defines["ROWS"] = ceil_div(int(defines["D_K"]), int(defines["PARTS"]))
+        return [replace(made, kernel=replace(made.kernel, defines=tuple(defines.items())))]
 
     def dense_matmul(self, ctx: Context, op: DenseMatmul, bucket: Bucket) -> list[Launch]:
         """A product of few rows reads each weight once; one of many goes by tiles."""
