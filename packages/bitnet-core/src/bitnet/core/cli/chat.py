@@ -30,9 +30,15 @@ from bitnet.core.cli.run import expect_template
 @sampling_options
 @thinking_options
 @click.option("--no-stats", is_flag=True, help="Print no line of statistics after an answer.")
+@click.option("--no-markdown", is_flag=True, help="Show Markdown as the model writes it.")
 @click.option("--no-history", is_flag=True, help="Neither load nor save the lines typed in conversations.")
-def chat(system: str | None, no_history: bool, no_stats: bool, hide_thinking: bool, **params: Any) -> None:
+def chat(
+    system: str | None, no_history: bool, no_markdown: bool, no_stats: bool, hide_thinking: bool, **params: Any
+) -> None:
     """Chat with a model; type /help for the commands.
+
+    Where the library rich is installed (pip install "bitnet-core[rich]"), a terminal shows Markdown formatted: each
+    paragraph, list, table or piece of code once it is complete.
 
     A model that thinks first has its thoughts shown dimmed on a terminal.
 
@@ -45,7 +51,12 @@ def chat(system: str | None, no_history: bool, no_stats: bool, hide_thinking: bo
     options = sampling(params)
     expect_template()
     conversation = Conversation(
-        load(params, max_seqs=1), system, options, thoughts=not hide_thinking, statistics=not no_stats
+        load(params, max_seqs=1),
+        system,
+        options,
+        thoughts=not hide_thinking,
+        statistics=not no_stats,
+        formatted=not no_markdown,
     )
     with conversation, prompt(keep=not no_history) as messages:
         commands = Commands(conversation, params)

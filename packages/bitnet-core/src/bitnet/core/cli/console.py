@@ -18,6 +18,7 @@ from typing import Any
 
 import click
 
+from bitnet.core.cli import markdown
 from bitnet.core.cli.wrapping import Wrapping
 from bitnet.core.errors import InvalidInputError
 from bitnet.core.support.files import read_bytes
@@ -86,13 +87,16 @@ class Shown:
 
     Args:
         thoughts: Whether a thought may be shown.
+        formatted: Whether a terminal shows Markdown formatted, if the library rich is installed.
     """
 
-    def __init__(self, *, thoughts: bool = True) -> None:
+    def __init__(self, *, thoughts: bool = True, formatted: bool = False) -> None:
         self._thoughts = thoughts and sys.stdout.isatty()
         self._dims = os.environ.get("TERM") != "dumb"
         self._thinking = False
         self._wrapping = Wrapping() if sys.stdout.isatty() else None
+        console = markdown.console() if formatted and sys.stdout.isatty() else None
+        self._formatting = None if console is None else markdown.Formatting(console)
 
     def chunk(self, reasoning: str, text: str) -> None:
         """Print a chunk's parts of the thought and of the answer."""
@@ -104,7 +108,10 @@ class Shown:
             if self._thinking:
                 self._end()
                 say("", "")
-            self._put(text)
+            if self._formatting is None:
+                self._put(text)
+            else:
+                _put(self._formatting.add(without_controls(text), _columns(), _rows()))
 
     def __enter__(self) -> Shown:
         return self
@@ -114,6 +121,8 @@ class Shown:
             self._end()
         else:
             self._put_rest()
+            if self._formatting is not None:
+                _put(self._formatting.rest(_columns(), _rows()))
 
     def _put(self, text: str) -> None:
         if self._wrapping is None:
@@ -142,6 +151,10 @@ class Shown:
 def _columns() -> int:
     """Columns that text may take; the last one stays free, as some terminals go on by themselves after it."""
     return max(shutil.get_terminal_size().columns - 1, 1)
+
+
+def _rows() -> int:
+    return shutil.get_terminal_size().lines
 
 
 def note(*lines: str) -> None:

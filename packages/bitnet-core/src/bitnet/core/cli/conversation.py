@@ -24,16 +24,24 @@ class Conversation:
         options: Arguments of :meth:`~bitnet.core.api.Model.chat_stream`.
         thoughts: Show what the model thinks before it answers.
         statistics: Print a line of them after each answer.
+        formatted: Show Markdown formatted where that is possible.
 
     Raises:
         InvalidInputError: The model has no chat template.
     """
 
     def __init__(
-        self, model: Model, system: str | None, options: Any, *, thoughts: bool = True, statistics: bool = True
+        self,
+        model: Model,
+        system: str | None,
+        options: Any,
+        *,
+        thoughts: bool = True,
+        statistics: bool = True,
+        formatted: bool = True,
     ) -> None:
         self.system, self.options = system, options
-        self._thoughts, self._statistics = thoughts, statistics
+        self._thoughts, self._statistics, self._formatted = thoughts, statistics, formatted
         self._exchanges: list[Exchange] = []
         self._forgotten = 0
         try:
@@ -118,7 +126,7 @@ class Conversation:
             what = "your first message is" if first == 1 else f"your first {first} messages are"
             note(f"[the context is full: {what} forgotten]")
         self._exchanges, self._forgotten = exchanges, first
-        shown = Shown(thoughts=self._thoughts)
+        shown = Shown(thoughts=self._thoughts, formatted=self._formatted)
         with stream, shown:
             try:
                 for chunk in stream:
