@@ -246,7 +246,7 @@ static void attention_item(run_t *run, const attention_op_t *o, const attention_
     queries_t s = {
         .op = o,
         .kv = &run->program.kv,
-        .table = step->block_table + (int64_t)item->s * run->program.limits.max_blocks,
+        .table = step->block_table + o->table + (int64_t)item->s * run->program.limits.max_blocks,
         .group = item->group,
         .count = queries_in(o, item),
         .decodes = item->tokens == 1,

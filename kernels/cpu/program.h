@@ -117,12 +117,14 @@ typedef struct {
     const float *q_norm, *k_norm; /* [head_dim], or NULL */
     float eps;
     int32_t rotated; /* elements of a head, from its first on */
+    int32_t table;   /* words from the first block table to this layer's */
 } rope_append_op_t;
 
 typedef struct {
     matrix_t qkv, out;
     kv_layer_t layer;
     int32_t heads, kv_heads, head_dim, window; /* window: positions that a token sees; 0: all */
+    int32_t table;                              /* words from the first block table to this layer's */
 } attention_op_t;
 
 typedef struct {

@@ -85,7 +85,7 @@ static void rope_append(run_t *run, const op_t *op, int thread) {
     for (int64_t item; (item = pool_take(run->pool, thread, items)) >= 0;) {
         const int32_t m = (int32_t)(item / o->kv_heads), g = (int32_t)(item % o->kv_heads);
         const int32_t p = token_position(step, m);
-        const int32_t *table = step->block_table + (int64_t)step->token_seq[m] * run->program.limits.max_blocks;
+        const int32_t *table = step->block_table + o->table + (int64_t)step->token_seq[m] * run->program.limits.max_blocks;
         const int64_t block = table[p / kv->block_size] * kv->block, place = p % kv->block_size;
         const float *cosine = o->cosine + (int64_t)p * (turned / 2), *sine = o->sine + (int64_t)p * (turned / 2);
         float *row = (float *)o->qkv.data + (int64_t)m * o->qkv.stride;

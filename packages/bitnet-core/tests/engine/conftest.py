@@ -14,6 +14,7 @@ from bitnet.core.engine import Completion, Engine, GenerationOptions
 from bitnet.core.engine.preparer import Preparer
 from bitnet.core.hal import Device, DeviceInfo, Executable, Limits, OpenOptions, Program, Weight
 from bitnet.core.model import ModelConfig
+from bitnet.core.model.cache import cache_layout
 from bitnet.core.model.program import build_program
 from bitnet.core.model.weights import expected_weights
 from bitnet.core.reference import NUMPY_INFO, ReferenceDevice
@@ -163,10 +164,13 @@ def make_rig() -> Iterator[Callable[..., Rig]]:
         nan_in: str = "",
         lookup: bool = False,
         state_entries: int = 0,
+        tables: int | None = None,
         **config: Any,
     ) -> Rig:
-        limits = limits or Limits(max_tokens=32, max_seqs=4, max_rows=8, max_blocks=32)
         shape = replace(CONFIG, **config)
+        windows = cache_layout(shape, tables).windows
+        limits = limits or Limits(max_tokens=32, max_seqs=4, max_rows=8, max_blocks=32)
+        limits = replace(limits, tables=len(windows))
         weights = random_weights(shape, np.random.default_rng(weights_seed))
         if nan_in:
             table = weights[nan_in].load().copy()  # type: ignore[union-attr]
@@ -194,6 +198,7 @@ def make_rig() -> Iterator[Callable[..., Rig]]:
             device="cpu:numpy",
             features=features,
             state_entries=state_entries,
+            windows=windows,
         )
         made.append(Rig(engine, executable, program))
         return made[-1]

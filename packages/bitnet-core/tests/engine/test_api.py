@@ -28,7 +28,7 @@ from bitnet.core.devices import opening
 from bitnet.core.devices.select import select_device
 from bitnet.core.engine import GenerationOptions
 from bitnet.core.engine.options import OptionArguments
-from bitnet.core.engine.setup import cache_blocks, context_for, default_context, position_bytes
+from bitnet.core.engine.setup import cache_blocks, context_for, default_context, position_bytes, window_bytes
 from bitnet.core.errors import (
     ContextFullError,
     DeviceUnavailableError,
@@ -42,6 +42,8 @@ from bitnet.core.hal import KVDtype, MemoryInfo
 from bitnet.core.hal.check import StepCheck
 from bitnet.core.loading import load_model
 from bitnet.core.model import open_model
+from bitnet.core.model.cache import cache_layout
+from bitnet.core.model.experts import Windows
 from bitnet.core.reference import NUMPY_INFO, ReferenceDevice
 from bitnet.core.text.vocabulary import Vocabulary
 
@@ -480,13 +482,36 @@ def test_a_closed_model_says_so(path: Path) -> None:
 
 def test_the_cache_is_as_large_as_asked_and_affordable(model: Model) -> None:
     def blocks(free: int, max_seqs: int = 8) -> int:
-        return cache_blocks(model.config, context=256, max_seqs=max_seqs, kv_dtype="f16", free=free)
+        sizes: dict[str, int] = {"context": 256, "max_seqs": max_seqs, "step_tokens": 512}
+        return cache_blocks(model.config, **sizes, kv_dtype="f16", free=free)
 
     block = 2 * 2 * 2 * 32 * 32 * 2  # k and v, layers, heads, elements, positions, bytes
     assert blocks(1 << 40) == 64
     assert blocks(1 << 40, max_seqs=1) == 8
     assert blocks(4 * 20 * block) == 20
     assert blocks(0) == 8
+
+
+def test_windows_bound_the_memory_of_a_context(model: Model) -> None:
+    """Maple's shape: 12 KiB for each position in the 6 layers that attend in full, 18 layers with windows of 512."""
+    slides = (True, True, True, False) * 6
+    shape: dict[str, Any] = {"layers": 24, "kv_heads": 4, "head_dim": 128, "context_length": 131_072}
+    config = replace(model.config, **shape, windows=Windows(512, slides))
+    layer = 2 * 4 * 128 * 2
+    assert position_bytes(config, "f16") == 6 * layer + 4 * 128 == 12_288 + 512
+    assert window_bytes(config, "f16", 131_072) == 18 * layer * 17 * 32  # less than 20 MB
+    assert window_bytes(config, "f16", 100) == 18 * layer * 4 * 32
+
+    def blocks(context: int, max_seqs: int, step_tokens: int) -> int:
+        sizes = {"context": context, "max_seqs": max_seqs, "step_tokens": step_tokens}
+        return cache_blocks(config, **sizes, kv_dtype="f16", free=1 << 50)
+
+    assert blocks(131_072, 1, 512) == 4096 + 3 * 33
+    assert blocks(256, 8, 512) == 8 * 4 * 8
+    layout = cache_layout(config)
+    assert (layout.layers, layout.windows) == (6, (None, 512, 512, 512))
+    assert sorted(layout.places) == [(table, layer) for table in range(4) for layer in range(6)]
+    assert all((layout.windows[table] is None) is not slides[i] for i, (table, _) in enumerate(layout.places))
 
 
 def test_a_context_that_nobody_asked_for_is_bounded_by_the_file(model: Model) -> None:

@@ -15,6 +15,7 @@ from bitnet.core.engine import GenerationOptions, pacing
 from bitnet.core.engine import engine as engine_module
 from bitnet.core.engine.scheduler import shares
 from bitnet.core.hal import Limits, Step
+from bitnet.core.model.experts import Windows
 
 MakeRig = Callable[..., Any]
 
@@ -31,11 +32,19 @@ def test_shares_waste_nothing_and_nobody_starves(wanted: list[int], budget: int)
             assert not any(share for share, other in list(zip(given, wanted, strict=True))[1:] if other > want)
 
 
+SLIDING: dict[str, Any] = {"layers": 3, "windows": Windows(9, (True, False, True))}
+"""Three block tables, of one layer each."""
+
+
 @pytest.mark.parametrize("seed", range(6))
-def test_every_step_of_a_random_load(make_rig: MakeRig, monkeypatch: pytest.MonkeyPatch, seed: int) -> None:
+@pytest.mark.parametrize("shape", [{}, SLIDING], ids=["full", "windows"])
+def test_every_step_of_a_random_load(
+    make_rig: MakeRig, monkeypatch: pytest.MonkeyPatch, seed: int, shape: dict[str, Any]
+) -> None:
     rng = np.random.default_rng(seed)
     limits = Limits(max_tokens=16, max_seqs=4, max_rows=6, max_blocks=16)
-    rig = make_rig(limits=limits, num_blocks=int(rng.integers(16, 40)))
+    blocks = int(rng.integers(16, 40))
+    rig = make_rig(limits=limits, num_blocks=blocks + (2 * 7 if shape else 0), **shape)
     scheduler = rig.engine._scheduler
     plan = scheduler.plan
     first_seen: list[int] = []
@@ -182,3 +191,42 @@ def test_prompts_beside_decoding_take_a_set_time(
     rig.run([list(range(250)), [1, 2, 3]], max_tokens=30, ignore_eos=True)
     beside = [tokens - 1 for seqs, tokens in steps if seqs == 2 and tokens > 4]  # the first step has both prompts
     assert max(beside[1:]) == most
+
+
+def test_a_long_sequence_holds_the_blocks_of_its_windows_only(make_rig: MakeRig) -> None:
+    """With windows of 9, the next token attends to 8 positions in the cache, in at most 3 blocks of 4 positions."""
+    rig = make_rig(limits=Limits(16, 2, 2, 60), num_blocks=60 + 2 * 20, **SLIDING)
+    (sequence,) = rig.engine.preparer.prepare([1] * 100, GenerationOptions(max_tokens=120, ignore_eos=True))
+    rig.engine.add([sequence])
+    scheduler, seen = rig.engine._scheduler, 0
+    while rig.engine.busy:
+        rig.engine.step()
+        placement = sequence.placement
+        if placement.table is None:
+            break
+        assert scheduler.pool.size - rig.free_blocks == placement.table.held
+        scheduler._slide(sequence)  # as the next step does first
+        filled = -(-placement.computed // 4)
+        for blocks, released in zip(placement.table.tables[1:], placement.table._released[1:], strict=True):
+            assert filled - released <= 3
+            assert len(blocks) - released <= 3 + 16  # a chunk of 16 tokens or a burst of 64 takes blocks ahead
+        assert placement.table._released[0] == 0
+        seen = max(seen, placement.computed)
+    assert seen > 120
+    assert rig.free_blocks == scheduler.pool.size
+
+
+def test_prefixes_of_layers_with_windows_are_shared(make_rig: MakeRig) -> None:
+    """A prompt goes on after a prefix whose last window is cached, and computes it again where that is gone."""
+    rng = np.random.default_rng()
+    limits = Limits(16, 4, 4, 40)
+    kept, freed = (make_rig(limits=limits, num_blocks=120, tables=n, **SLIDING) for n in (1, None))
+    shared = rng.integers(0, 200, 60).tolist()
+    cached = []
+    for _ in range(12):
+        prompt = [*shared[: int(rng.integers(40, 61))], *rng.integers(0, 200, int(rng.integers(1, 30))).tolist()]
+        ours, theirs = (rig.one(prompt, max_tokens=20, ignore_eos=True) for rig in (freed, kept))
+        assert list(ours.tokens) == list(theirs.tokens)
+        cached.append(ours.timings.cached_tokens)
+    assert cached[0] == 0
+    assert sum(count >= 36 for count in cached) >= 4

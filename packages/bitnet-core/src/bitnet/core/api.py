@@ -39,6 +39,7 @@ from bitnet.core.engine.warm import WarmUp
 from bitnet.core.engine.worker import Load, Worker
 from bitnet.core.errors import DeviceError, InvalidInputError, brief
 from bitnet.core.hal import Device, DeviceInfo, Executable, ExecutableStats
+from bitnet.core.model.cache import attended_bytes
 from bitnet.core.model.file import ModelFile
 from bitnet.core.model.file_backed import FileBacked
 from bitnet.core.model.pooling import Pooling
@@ -146,11 +147,9 @@ class Model(FileBacked):
         makes them from a prompt's tokens and ``load().block_size``. A router of requests compares the two."""
         return self._worker.cached_blocks()
 
-    @property
-    def position_bytes(self) -> int:
-        """Bytes of KV cache per position; a decode step reads as many for each position that it attends to."""
-        kv = self._worker.engine.kv
-        return kv.bytes // (kv.num_blocks * kv.block_size)
+    def attended_bytes(self, length: int) -> int:
+        """Bytes of KV cache that a decode step reads for a sequence of ``length`` positions."""
+        return attended_bytes(self.config, self._worker.engine.kv.dtype, length)
 
     @property
     def kernels(self) -> tuple[str, ...]:

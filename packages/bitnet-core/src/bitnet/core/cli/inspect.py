@@ -80,22 +80,25 @@ class Memory(NamedTuple):
     Attributes:
         weights: All weights.
         token: Those of them that a decoded token reads.
-        position: Each position of a sequence: its keys and values as f16, and its rotary angles.
+        position: Each position of a sequence: its keys and values as f16, and its rotary angles. Layers that attend to
+            windows are not among these.
+        windows: The keys and values of layers that attend to windows, for a sequence at least that long.
         state: The states of recurrent layers of a sequence, twice: those that a step reads and those that it writes.
     """
 
     weights: int
     token: int
     position: int
+    windows: int
     state: int
 
     def total(self, sequences: int, context: int) -> int:
         """Bytes for so many sequences of so many tokens, without the activations of a step."""
-        return self.weights + sequences * (context * self.position + self.state)
+        return self.weights + sequences * (context * self.position + self.windows + self.state)
 
 
 def _memory(model: ModelFile) -> Memory:
-    from bitnet.core.engine.setup import position_bytes
+    from bitnet.core.engine.setup import position_bytes, window_bytes
     from bitnet.core.hal import TERNARY_TABLES
     from bitnet.core.model.memory import token_bytes, weight_bytes
 
@@ -103,12 +106,14 @@ def _memory(model: ModelFile) -> Memory:
     state = 0 if config.delta_net is None else 2 * config.delta_net.state_bytes
     weights = model.weights_for({TERNARY_TABLES})
     token = token_bytes(weights, config.experts)
-    return Memory(weight_bytes(weights), token, position_bytes(config, "f16"), state)
+    windows = window_bytes(config, "f16", config.context_length)
+    return Memory(weight_bytes(weights), token, position_bytes(config, "f16"), windows, state)
 
 
 def _needs(config: ModelConfig, memory: Memory) -> list[str]:
     """A table of what the model needs at some contexts, for some numbers of sequences."""
     each = f"{size(memory.position)} for each token of context"
+    each = f"{size(memory.windows)} for the windows of a sequence, {each}" if memory.windows else each
     each = f"{size(memory.state)} for the states of a sequence, {each}" if memory.state else each
     contexts = sorted({*(n for n in CONTEXTS if n < config.context_length), config.context_length})
     lines = [f"memory: {size(memory.weights)} of weights, of which a token reads {size(memory.token)}; {each} (f16)"]

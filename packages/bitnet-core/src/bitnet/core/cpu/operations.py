@@ -82,6 +82,10 @@ class Operands(NamedTuple):
             return structures.TransformOf()
         return structures.TransformOf(self.vector(transform.signs), transform.block)
 
+    def table_offset(self, table: int) -> int:
+        """Words from the first block table to this one."""
+        return table * self.program.limits.max_seqs * self.program.limits.max_blocks
+
     def table(self, name: str) -> tuple[structures.TernaryPart, int, int]:
         """The first fields of a ternary table's operations: the matrix, the group's columns, and a zero."""
         matrix, weight = self.ternary[name], self.program.weights[name]
@@ -108,11 +112,13 @@ def lower(op: Op, at: Operands) -> structures.Op:
         shape = op.heads, op.kv_heads, op.head_dim, op.style == "interleaved"
         norms, tables = (at.vector(name) for name in (op.q_norm, op.k_norm)), (dense[op.cos], dense[op.sin])
         rotated = 2 * at.program.weights[op.cos].shape[1]
-        rope = structures.RopeAppendOp(matrix[op.qkv], at.layers[op.layer], *tables, *shape, *norms, op.eps, rotated)
+        layer, blocks = at.layers[op.layer], at.table_offset(op.table)
+        rope = structures.RopeAppendOp(matrix[op.qkv], layer, *tables, *shape, *norms, op.eps, rotated, blocks)
         return structures.Op(OpKind.ROPE_APPEND, rope_append=rope)
     if isinstance(op, Attention):
         shape3 = op.heads, op.kv_heads, op.head_dim, op.window or 0
-        attention = structures.AttentionOp(matrix[op.qkv], matrix[op.out], at.layers[op.layer], *shape3)
+        layer, blocks = at.layers[op.layer], at.table_offset(op.table)
+        attention = structures.AttentionOp(matrix[op.qkv], matrix[op.out], layer, *shape3, blocks)
         return structures.Op(OpKind.ATTENTION, attention=attention)
     if isinstance(op, GluNormQuant):
         quantised = matrix[op.out], matrix[op.scale], at.transform(op.transform), op.parts, op.clamp or 0.0

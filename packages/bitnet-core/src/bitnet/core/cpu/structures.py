@@ -133,6 +133,7 @@ class RopeAppendOp(ctypes.Structure):
         ("k_norm", c_void_p),
         ("eps", c_float),
         ("rotated", c_int32),
+        ("table", c_int32),
     )
 
 
@@ -145,6 +146,7 @@ class AttentionOp(ctypes.Structure):
         ("kv_heads", c_int32),
         ("head_dim", c_int32),
         ("window", c_int32),
+        ("table", c_int32),
     )
 
 

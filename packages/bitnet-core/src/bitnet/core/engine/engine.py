@@ -41,6 +41,7 @@ from bitnet.core.hal import (
     Step,
     StepLayout,
 )
+from bitnet.core.model.cache import most_blocks
 
 _LOGPROBS = HeaderWord.LOGPROBS.value  # looked up once: steps are run thousands of times a second
 
@@ -78,6 +79,7 @@ class Engine:
         first: Context manager around the first step, in which drivers do work that they have put off.
         features: Names of the device's optional features.
         state_entries: Entries of the program's states; 0: it has none.
+        windows: For each block table of the program, the positions that its layers attend to; None: all.
     """
 
     def __init__(
@@ -92,9 +94,11 @@ class Engine:
         first: Callable[[], AbstractContextManager[None]] = nullcontext,
         features: Collection[str] = (),
         state_entries: int = 0,
+        windows: Sequence[int | None] = (None,),
     ) -> None:
         context = preparer.context
-        if context > limits.max_blocks * kv.block_size or limits.max_blocks > kv.num_blocks:
+        needed = sum(most_blocks(window, context, kv.block_size, limits.max_tokens) for window in windows)
+        if context > limits.max_blocks * kv.block_size or max(needed, limits.max_blocks) > kv.num_blocks:
             raise InvalidInputError(f"a context of {context} does not fit {limits} and {kv.num_blocks} KV blocks.")
         if limits.max_seqs > min(limits.max_tokens, limits.max_rows):
             raise InvalidInputError(f"max_tokens and max_rows must be at least max_seqs: {limits}.")
@@ -102,7 +106,9 @@ class Engine:
         self._executable, self._layout, self._block_size = executable, StepLayout(limits), kv.block_size
         self._check_weights, self._around, self._features = check, first, features
         self._pace = Pace(limits.max_tokens, looks_ahead=LOOK_AHEAD in features)
-        self._scheduler = Scheduler(limits, kv.num_blocks, kv.block_size, self._pace, state_entries=state_entries)
+        self._scheduler = Scheduler(
+            limits, kv.num_blocks, kv.block_size, self._pace, state_entries=state_entries, windows=windows
+        )
         self.interrupted: Callable[[], bool] = never
         """Called between bursts: whether there is work other than the next tokens of the running sequences."""
         self._max_logprobs = MAX_LOGPROBS if LOGPROBS in features else -1
@@ -124,11 +130,7 @@ class Engine:
 
     def cached(self, digests: Sequence[bytes]) -> int:
         """Positions in the cache of a prompt whose blocks have these digests. May be called from any thread."""
-        find, states = self.pool.find, self._scheduler.states
-        count = next((i for i, digest in enumerate(digests) if find(digest) is None), len(digests))
-        while states is not None and count and not states.holds(digests[count - 1]):
-            count -= 1
-        return self._block_size * count
+        return self._scheduler.cached(digests)
 
     def add(self, sequences: Sequence[TokenSequence]) -> None:
         """Queue prepared sequences of one prompt. All but the first wait for its prompt, to share the KV cache.
@@ -286,12 +288,13 @@ class Engine:
                 SequenceStep(
                     tokens=[*item.sequence.tokens[item.start : item.start + item.count], *item.draft],
                     length=item.start + item.count + len(item.draft),
-                    blocks=item.sequence.placement.blocks,
+                    blocks=item.sequence.placement.tables[0],
                     rows=item.rows,
                     sampling=GREEDY if item.sequence.needs_logits else item.sequence.sampling,
                     adjustment=item.sequence.adjustment if item.rows else None,
                     state_from=item.state_from,
                     state_to=item.state_to,
+                    more_blocks=item.sequence.placement.tables[1:],
                 )
                 for item in plan.work
             ],

@@ -30,6 +30,6 @@ class Placement:
     slot: int | None = None
 
     @property
-    def blocks(self) -> Sequence[int]:
-        """The blocks of the cache, in order of position."""
-        return self.table.blocks if self.table else ()
+    def tables(self) -> Sequence[Sequence[int]]:
+        """The blocks of the cache in order of position, in each block table."""
+        return self.table.tables if self.table else ((),)

@@ -6,7 +6,8 @@ Rules, in order:
   releases its blocks and waits at the head of the queue to be recomputed; blocks still cached by then are reused like
   any prefix.
 2. Waiting sequences are admitted, first come, first served, while there is a place in the batch and their whole prompt
-  fits the cache with a spare block for each running sequence. So prefill never runs out of blocks.
+  fits the cache with a spare block for each running sequence. So prefill never runs out of blocks. Layers with windows
+  need room for the window and the largest chunk only: blocks behind a window are released before each step.
 3. The rest of the token budget goes to prompts in chunks: an even share to the oldest, so that it does not starve, then
   as much as they need to the shortest. So each first token comes as early as possible. While sequences decode, prompts
   get as many tokens as the device computes in a set time, or a quarter of the budget if that is more. This bounds the
@@ -19,7 +20,7 @@ from collections import deque
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
-from bitnet.core.engine.blocks import BlockPool, BlockTable
+from bitnet.core.engine.blocks import BlockPool, BlockTable, cached_prefix
 from bitnet.core.engine.pacing import DRAFT_SIZES, Pace
 from bitnet.core.engine.prompt_lookup import NO_DRAFT
 from bitnet.core.engine.sequence import TokenSequence
@@ -84,8 +85,17 @@ def shares(wanted: list[int], budget: int) -> list[int]:
 class Scheduler:
     """Holds the waiting and running sequences, and the bookkeeping of the KV cache."""
 
-    def __init__(self, limits: Limits, num_blocks: int, block_size: int, pace: Pace, *, state_entries: int = 0) -> None:
-        self._limits, self._block_size, self._pace = limits, block_size, pace
+    def __init__(
+        self,
+        limits: Limits,
+        num_blocks: int,
+        block_size: int,
+        pace: Pace,
+        *,
+        state_entries: int = 0,
+        windows: Sequence[int | None] = (None,),
+    ) -> None:
+        self._limits, self._block_size, self._pace, self._windows = limits, block_size, pace, windows
         self._waiting: deque[TokenSequence] = deque()
         self._running: list[TokenSequence] = []  # in order of admission
         self.pool = BlockPool(num_blocks)
@@ -101,6 +111,11 @@ class Scheduler:
     def busy(self) -> bool:
         """Whether any sequence runs or waits."""
         return bool(self._running or self._waiting)
+
+    def cached(self, digests: Iterable[bytes]) -> int:
+        """Positions in the cache of a prompt whose blocks have these digests. May be called from any thread."""
+        usable = self._usable
+        return cached_prefix(self.pool, digests, self._windows, self._block_size, usable).usable * self._block_size
 
     def add(self, sequences: Iterable[TokenSequence], *, first: bool = False) -> None:
         """Queue sequences; with ``first``, at the head of the queue."""
@@ -132,8 +147,12 @@ class Scheduler:
         """
         if self.states is not None:
             self.states.next_step(s.placement.states.source for s in self._running if s.placement.states is not None)
+        for sequence in self._running:
+            self._slide(sequence)
+        waiting = len(self._waiting)
         work = [Work(s, s.placement.computed, 1, range(1)) for s in self._decoding()]
-        self._admit()
+        if len(self._waiting) == waiting:  # the blocks of a sequence that was just preempted are for those that run
+            self._admit()
         for sequence in self._running:
             self._snapshot(sequence)
         repeat = 1
@@ -152,13 +171,24 @@ class Scheduler:
             self._table(item.sequence).record(item.sequence.tokens, placement.computed)
         return Plan(tuple(work), repeat) if work else None
 
+    def _slide(self, sequence: TokenSequence) -> None:
+        """Release the blocks behind the windows of the next token, whose content can still be shared."""
+        table, computed = self._table(sequence), sequence.placement.computed
+        table.record(sequence.tokens, computed)
+        table.slide(computed)
+
+    def _soon(self, sequence: TokenSequence, computed: int) -> int:
+        """Positions in the cache after the next step, at most."""
+        return min(sequence.target, computed + self._limits.max_tokens)
+
     def _decoding(self) -> list[TokenSequence]:
-        """The work of sequences that need one more position, each with a block for it."""
+        """The sequences that need one more position, each with a block for it. Prompts get blocks for a chunk."""
         ready, gone = [], set()
         for sequence in tuple(self._running):
-            if sequence in gone or sequence.target - sequence.placement.computed != 1:
+            if sequence in gone:
                 continue
-            while not self._table(sequence).reserve(sequence.placement.computed + 1):
+            computed = sequence.placement.computed
+            while not self._table(sequence).reserve(sequence.target, self._soon(sequence, computed)):
                 last = self._running.pop()
                 self._leave_cache(last)
                 self._waiting.appendleft(last)
@@ -166,7 +196,8 @@ class Scheduler:
                 if last is sequence:
                     break
             else:
-                ready.append(sequence)
+                if sequence.target - computed == 1:
+                    ready.append(sequence)
         return ready
 
     def _drafted(self, work: list[Work]) -> list[Work]:
@@ -213,15 +244,14 @@ class Scheduler:
     def _admit(self) -> None:
         while self._waiting and len(self._running) < self._max_running:
             sequence = self._waiting[0]
-            table = BlockTable(self.pool, self._block_size)
-            if self.states is None:
-                cached = table.reuse(sequence.tokens, sequence.first_row)
-            else:
-                cached = table.reuse(sequence.tokens, sequence.first_row, self.states.holds)
-            if table.missing(sequence.target + 1) + len(self._running) > self.pool.available and self._running:
+            table = BlockTable(self.pool, self._block_size, self._windows)
+            cached = table.reuse(sequence.tokens, sequence.first_row, self._usable)
+            running = ((s.target, s.placement.computed, self._table(s)) for s in self._running)
+            promised = sum(max(1, self._outstanding(*each)) for each in running)
+            if self._outstanding(sequence.target, cached, table) + promised > self.pool.available and self._running:
                 table.release()
                 return
-            table.reserve(sequence.target)
+            table.reserve(sequence.target, self._soon(sequence, cached))
             sequence.placement.table, sequence.placement.computed = table, cached
             if self.states is not None:
                 source = self.states.use(table.last_digest) if cached else -1
@@ -229,6 +259,14 @@ class Scheduler:
                 sequence.placement.states = SequenceStates(self.states.allocate(), source, borders=borders)
             sequence.started(cached)
             self._running.append(self._waiting.popleft())
+
+    def _usable(self, digest: bytes) -> bool:
+        """Whether a prompt can go on after a cached prefix whose last block has this digest."""
+        return self.states is None or self.states.holds(digest)
+
+    def _outstanding(self, target: int, computed: int, table: BlockTable) -> int:
+        """Blocks to take besides those held until a prompt is in the cache, with a token after it."""
+        return table.peak(target + 1, min(self._limits.max_tokens, target + 1 - computed)) - table.held
 
     def _prefill(self, decoding: list[Work]) -> list[Work]:
         planned = {id(item.sequence) for item in decoding}

@@ -14,6 +14,7 @@ from bitnet.core.engine.states import MAX_SNAPSHOTS
 from bitnet.core.errors import InvalidInputError, ModelFileError, OutOfMemoryError
 from bitnet.core.hal import Device, Executable, KVDtype, KVSpec, Limits, Program, Weight
 from bitnet.core.hal.check import check_features
+from bitnet.core.model.cache import cache_layout, most_blocks
 from bitnet.core.model.program import BLOCK_SIZE, build_program
 from bitnet.core.model.rope import rope_bytes
 from bitnet.core.text.tokenizer import StreamDecoder
@@ -49,8 +50,16 @@ positions, models need 0.2 to 3 times their file; a model with an unusually larg
 
 
 def position_bytes(config: ModelConfig, kv_dtype: KVDtype) -> int:
-    """Bytes per position of a sequence, in the cache and in the rotary tables."""
-    return KVSpec(config.attention_layers, config.kv_heads, config.head_dim, 1, 1, kv_dtype).bytes + rope_bytes(config)
+    """Bytes per position of a sequence, in the cache and in the rotary tables; see :func:`window_bytes` for windows."""
+    full = sum(window is None for window in config.attended)
+    return KVSpec(full, config.kv_heads, config.head_dim, 1, 1, kv_dtype).bytes + rope_bytes(config)
+
+
+def window_bytes(config: ModelConfig, kv_dtype: KVDtype, context: int) -> int:
+    """Bytes of the cache of layers that attend to windows, for a sequence of ``context`` tokens that decodes."""
+    layer = KVSpec(1, config.kv_heads, config.head_dim, 1, BLOCK_SIZE, kv_dtype).bytes
+    windows = [window for window in config.attended if window is not None]
+    return layer * sum(most_blocks(window, context, BLOCK_SIZE, 1) for window in windows)
 
 
 def default_context(config: ModelConfig, *, size: int, kv_dtype: KVDtype, total: int, free: int) -> int:
@@ -59,9 +68,9 @@ def default_context(config: ModelConfig, *, size: int, kv_dtype: KVDtype, total:
     That is at most 4,096 tokens, or up to 32,768 in steps of 1,024 if one such context takes at most an eighth of the
     ``total`` bytes of memory (which stay the same from run to run) and at most half of the ``free`` bytes.
     """
-    each = position_bytes(config, kv_dtype)
-    affordable = (TIMES_THE_FILE * size + SMALL_CACHE) // each
-    roomy = min(total // PART_OF_MEMORY, free // PART_OF_FREE) // each // 1024 * 1024
+    each, fixed = position_bytes(config, kv_dtype), window_bytes(config, kv_dtype, config.context_length)
+    affordable = max(0, TIMES_THE_FILE * size + SMALL_CACHE - fixed) // each
+    roomy = max(0, min(total // PART_OF_MEMORY, free // PART_OF_FREE) - fixed) // each // 1024 * 1024
     most = min(max(DEFAULT_CONTEXT, roomy), LONGEST_DEFAULT)
     return min(config.context_length, most, max(affordable, BLOCK_SIZE))
 
@@ -102,13 +111,17 @@ def device_memory(device: Device) -> tuple[int, int]:
     return total, memory.free or total - memory.used
 
 
-def cache_blocks(config: ModelConfig, *, context: int, max_seqs: int, kv_dtype: KVDtype, free: int) -> int:
+def cache_blocks(
+    config: ModelConfig, *, context: int, max_seqs: int, step_tokens: int, kv_dtype: KVDtype, free: int
+) -> int:
     """Number of blocks of the KV cache: a full context for each sequence, if that fits in a quarter of the free memory.
 
-    There is always room for one full context, so the oldest sequence never waits for memory that others hold.
+    There is always room for one full context, so the oldest sequence never waits for memory that others hold. Layers
+    with windows need room for the window and the longest step only.
     """
-    one = -(-context // BLOCK_SIZE)
-    block = KVSpec(config.attention_layers, config.kv_heads, config.head_dim, 1, BLOCK_SIZE, kv_dtype)
+    layout = cache_layout(config)
+    one = layout.blocks(context, BLOCK_SIZE, step_tokens)
+    block = KVSpec(layout.layers, config.kv_heads, config.head_dim, 1, BLOCK_SIZE, kv_dtype)
     affordable = free // 4 // block.bytes
     return max(one, min(one * max_seqs, affordable))
 
@@ -186,15 +199,17 @@ def open_engine(
         step_tokens = device.info.step_tokens or STEP_TOKENS
     if not 1 <= max_seqs <= step_tokens:
         raise InvalidInputError(f"max_seqs is {max_seqs}; it must be in 1 … {step_tokens} (step_tokens).")
+    windows = cache_layout(config).windows
     limits = Limits(
         max_tokens=step_tokens,
         max_seqs=max_seqs,
         max_rows=step_tokens if deterministic else max(max_seqs, min(STEP_ROWS, step_tokens)),
         max_blocks=-(-context // BLOCK_SIZE),
+        tables=len(windows),
     )
     total, free = device.memory().total, device_memory(device)[1] - file.size
     entries = state_entries(config, max_seqs=max_seqs, free=max(0, free))
-    needed = context * position_bytes(config, kv_dtype)
+    needed = context * position_bytes(config, kv_dtype) + window_bytes(config, kv_dtype, context)
     if config.delta_net is not None:
         needed += entries * config.delta_net.state_bytes
     if total and needed > total:
@@ -203,7 +218,14 @@ def open_engine(
             device=device.info.name,
             hint="Choose a shorter context, or keep the cache in int8 (kv_dtype i8).",
         )
-    blocks = cache_blocks(config, context=context, max_seqs=max_seqs, kv_dtype=kv_dtype, free=max(0, free))
+    blocks = cache_blocks(
+        config,
+        context=context,
+        max_seqs=max_seqs,
+        step_tokens=step_tokens,
+        kv_dtype=kv_dtype,
+        free=max(0, free),
+    )
     program, executable = compile_model(
         file,
         device,
@@ -233,5 +255,6 @@ def open_engine(
         first=first,
         features=device.info.features,
         state_entries=entries,
+        windows=windows,
     )
     return engine, executable

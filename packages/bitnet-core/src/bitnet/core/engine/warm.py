@@ -59,7 +59,8 @@ def stand_ins(limits: Limits, kv: KVSpec, context: int, *, features: Collection[
             blocks = [0] * (-(-length // kv.block_size) - 1) + [kv.num_blocks - 1 - i]
             adjustment = Adjustment(0) if slot and i == 0 else None
             wanted = [count - 1] if rows else []
-            parts.append(SequenceStep([0] * count, length, blocks, wanted, sampling, adjustment, state_to=i))
+            tables = [blocks] * (limits.tables - 1)
+            parts.append(SequenceStep([0] * count, length, blocks, wanted, sampling, adjustment, -1, i, tables))
         return Step(layout, parts, block_size=kv.block_size, logits=tokens > most and rows, logprobs=logprobs)
 
     largest = min(limits.max_tokens, most - 1 + context)
@@ -92,7 +93,8 @@ def usual_steps(
         length = max(length, count)
         blocks = [0] * (-(-length // kv.block_size) - 1) + [kv.num_blocks - 1 - i]
         adjustment = Adjustment(i) if slot and i < limits.slots else None
-        return SequenceStep([0] * count, length, blocks, [count - 1] if row else [], sampling, adjustment, state_to=i)
+        rows, tables = [count - 1] if row else [], [blocks] * (limits.tables - 1)
+        return SequenceStep([0] * count, length, blocks, rows, sampling, adjustment, -1, i, tables)
 
     def step(parts: list[SequenceStep], logprobs: int | None = None) -> Step:
         return Step(layout, parts, block_size=kv.block_size, logits=False, logprobs=logprobs)

@@ -223,7 +223,7 @@ def measure(
     stats = model.stats()
     if test.kind == "decode":
         positions = test.depth + test.tokens // 2
-        read = stats.weight_bytes + model.position_bytes * positions * test.parallel
+        read = stats.weight_bytes + model.attended_bytes(positions) * test.parallel
     return Measurement(test, tuple(samples[1:]), read, _products(model), _between(found), stats.dispatches)
 
 

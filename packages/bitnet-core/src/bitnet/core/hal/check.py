@@ -54,13 +54,18 @@ def check_features(program: Program, info: DeviceInfo) -> None:
     for needed, feature, what in (
         (bool(program.states) or transforms, STATES, "recurrent layers and transforms"),
         (any(map(_of_experts, program.ops)), EXPERTS, "mixtures of experts"),
-        (any(isinstance(op, Attention) and op.window is not None for op in program.ops), WINDOWS, "sliding windows"),
+        (program.limits.tables > 1 or any(map(_slides, program.ops)), WINDOWS, "sliding windows"),
     ):
         if needed and feature not in info.features:
             raise UnsupportedProgramError(f"it computes no {what}.", device=info.name, hint=hint)
     if TERNARY_TABLES not in info.features and any(ternary_table(program, op) for op in program.ops):
         what = f"it lacks the feature {TERNARY_TABLES!r}: it supports only float embeddings and heads."
         raise UnsupportedProgramError(what, device=info.name)
+
+
+def _slides(op: Op) -> bool:
+    """Whether it attends to a window."""
+    return isinstance(op, Attention) and op.window is not None
 
 
 def _of_experts(op: Op) -> bool:
@@ -194,9 +199,11 @@ class StepCheck:
             self._check_states(step)
         if self.kv is not None:
             # Entries past a sequence's blocks are 0, which is a valid block.
-            table = words[at["block_table"] : at["block_table"] + s * self.limits.max_blocks]
-            if table.max() >= self.kv.num_blocks:
-                raise InvalidInputError(f"the step has a block outside the cache, 0 to {self.kv.num_blocks - 1}.")
+            width, tables = self.limits.max_blocks, self.limits.tables
+            size = self.limits.max_seqs * width
+            for begin in range(at["block_table"], at["block_table"] + tables * size, size):
+                if words[begin : begin + s * width].max() >= self.kv.num_blocks:
+                    raise InvalidInputError(f"the step has a block outside the cache, 0 to {self.kv.num_blocks - 1}.")
 
     def _check_states(self, step: Step) -> None:
         data, at, s = step.data, step.layout.offsets, step.seqs

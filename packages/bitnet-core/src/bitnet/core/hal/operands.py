@@ -112,6 +112,8 @@ class Lookup:
         kv = self.program.kv
         if kv is None or not 0 <= op.layer < kv.layers or (op.kv_heads, op.head_dim) != (kv.kv_heads, kv.head_dim):
             raise InvalidInputError(f"does not fit the cache, {kv}: {op}.")
+        if not 0 <= op.table < self.program.limits.tables:
+            raise InvalidInputError(f"names block table {op.table} of {self.program.limits.tables}: {op}.")
         if op.heads % op.kv_heads:
             raise InvalidInputError(f"{op.heads} heads are not a multiple of {op.kv_heads} key/value heads.")
         _multiple_of_4(op.head_dim, "head_dim")

@@ -126,7 +126,8 @@ class RopeAppend:
     rotated, usually all ``head_dim``. A layer without positions names tables of
     cosines 1 and sines 0, of one pair. ``neox`` pairs element ``i`` with ``i + r / 2``, ``interleaved`` pairs ``2i``
     with ``2i + 1``. If ``q_norm`` and ``k_norm`` (both or neither) name
-    f32 weights ``[head_dim]``, each head of q and k is normalised first (RMSNorm with ``eps``).
+    f32 weights ``[head_dim]``, each head of q and k is normalised first (RMSNorm with ``eps``). ``table`` is the block
+    table that finds the sequence's blocks.
     """
 
     qkv: str
@@ -140,13 +141,15 @@ class RopeAppend:
     q_norm: str | None = None
     k_norm: str | None = None
     eps: float = 0.0
+    table: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class Attention:
     """Causal grouped-query attention of the rotated q over the cache of ``layer``: ``out[M, heads head_dim]``.
 
-    With a ``window``, a token attends to that many positions, the last of which is its own; None: to all.
+    With a ``window``, a token attends to that many positions, the last of which is its own; None: to all. ``table`` is
+    the block table that finds the sequence's blocks.
     """
 
     qkv: str
@@ -156,6 +159,7 @@ class Attention:
     kv_heads: int
     head_dim: int
     window: int | None = None
+    table: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -266,8 +270,10 @@ Op: TypeAlias = (
 class KVSpec:
     """The paged KV cache a program needs; its memory layout is the device's own.
 
-    A block holds ``block_size`` positions of every layer. ``dtype`` is the type in which k and v are stored: ``i8``
-    means codes with an f32 scale for each row, and needs a device with the feature :data:`~bitnet.core.hal.KV_I8`.
+    A block holds ``block_size`` positions of ``layers`` layers. With several block tables (:class:`Limits`), a sequence
+    has blocks for each, and an op's layer is one of its table's. ``dtype`` is the type in which k and v are stored:
+    ``i8`` means codes with an f32 scale for each row, and needs a device with the feature
+    :data:`~bitnet.core.hal.KV_I8`.
     """
 
     layers: int
@@ -300,13 +306,17 @@ class Limits:
         max_tokens: Maximum M.
         max_seqs: Maximum sequences in a step.
         max_rows: Maximum R.
-        max_blocks: Maximum KV blocks of one sequence (the width of the block table).
+        max_blocks: Maximum KV blocks of one sequence in a block table (the table's width).
+        tables: Block tables of a sequence. Layers of different tables store the same positions in different blocks, so
+            that those of one table can be freed while those of another are needed; more than one need the feature
+            :data:`~bitnet.core.hal.WINDOWS`.
     """
 
     max_tokens: int
     max_seqs: int = 1
     max_rows: int = 1
     max_blocks: int = 1
+    tables: int = 1
 
     @property
     def slots(self) -> int:

@@ -122,6 +122,8 @@ class SequenceStep:
             zeros.
         state_to: Entry that gets its states after these tokens, often the same one. No other sequence of the step
             reads or writes it.
+        more_blocks: Blocks of its further block tables, as many as of the first. What lies behind the window of all
+            layers of a table may be any block.
     """
 
     tokens: Sequence[int] | npt.NDArray[np.int32]
@@ -132,6 +134,7 @@ class SequenceStep:
     adjustment: Adjustment | None = None
     state_from: int = -1
     state_to: int = 0
+    more_blocks: Sequence[Sequence[int]] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,7 +145,7 @@ class StepLayout:
     ``seq_begin[max_seqs + 1]`` (its first token; entry S is M), ``seq_len[max_seqs]`` (cache length after the step),
     ``rows[max_rows]`` (token index of each row), then per row ``temperature``, ``top_k``, ``top_p``, ``min_p`` (floats
     as their bits), ``seed_lo``, ``seed_hi``, ``slot`` (0: none, else its number + 1), ``repetition``, ``presence``,
-    ``frequency``, and ``block_table[max_seqs, max_blocks]``, ``state_from[max_seqs]``, ``state_to[max_seqs]``.
+    ``frequency``, and ``block_table[tables, max_seqs, max_blocks]``, ``state_from[max_seqs]``, ``state_to[max_seqs]``.
     """
 
     limits: Limits
@@ -168,7 +171,7 @@ class StepLayout:
             "repetition": r,
             "presence": r,
             "frequency": r,
-            "block_table": s * self.limits.max_blocks,
+            "block_table": self.limits.tables * s * self.limits.max_blocks,
             "state_from": s,
             "state_to": s,
         }
@@ -236,12 +239,16 @@ class Step:
             n = len(seq.tokens)
             if n == 0 or n > seq.length:
                 raise InvalidInputError(f"sequence {s} feeds {n} tokens into a cache of length {seq.length}.")
-            if limits.max_blocks < len(seq.blocks):
-                raise InvalidInputError(f"sequence {s} has {len(seq.blocks)} blocks; the limit is {limits.max_blocks}.")
-            if seq.blocks and len(seq.blocks) * block_size < seq.length:
-                raise InvalidInputError(f"sequence {s} of length {seq.length} has only {len(seq.blocks)} blocks.")
-            table = at["block_table"] + s * limits.max_blocks
-            data[table : table + len(seq.blocks)] = seq.blocks
+            tables = (seq.blocks, *seq.more_blocks)
+            if seq.blocks and len(tables) != limits.tables:
+                raise InvalidInputError(f"sequence {s} has {len(tables)} block tables of {limits.tables}.")
+            for t, blocks in enumerate(tables):
+                if limits.max_blocks < len(blocks):
+                    raise InvalidInputError(f"sequence {s} has {len(blocks)} blocks; the limit is {limits.max_blocks}.")
+                if blocks and len(blocks) * block_size < seq.length:
+                    raise InvalidInputError(f"sequence {s} of length {seq.length} has only {len(blocks)} blocks.")
+                begin = at["block_table"] + (t * limits.max_seqs + s) * limits.max_blocks
+                data[begin : begin + len(blocks)] = blocks
             for row in seq.rows:
                 if not 0 <= row < n:
                     raise InvalidInputError(f"sequence {s} wants logits of token index {row}; it feeds {n} tokens.")

@@ -120,6 +120,11 @@ class ModelConfig:
         """Positions that a token of a layer attends to; None: all."""
         return self.windows.size if self.windows is not None and self.windows.slides[layer] else None
 
+    @property
+    def attended(self) -> tuple[int | None, ...]:
+        """For each layer that attends, the positions that a token attends to; None: all."""
+        return tuple(self.window(layer) for layer in range(self.layers) if not self.recurrent(layer))
+
     def recurrent(self, layer: int) -> bool:
         """Whether a layer is recurrent; otherwise it attends."""
         return self.delta_net is not None and self.delta_net.recurrent[layer]

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import numpy.typing as npt
 
+from bitnet.core.errors import InvalidInputError
 from bitnet.core.hal import (
     AddBias,
     Attention,
@@ -49,6 +50,7 @@ from bitnet.core.hal import (
     Weight,
 )
 from bitnet.core.hal.program import Dim
+from bitnet.core.model.cache import cache_layout
 from bitnet.core.model.rope import rope_tables
 
 if TYPE_CHECKING:
@@ -85,6 +87,8 @@ def build_program(
     Args:
         weights: By canonical name (``blk.0.attn_q``); a tied head is the same object as ``token_embd``.
         limits: ``max_blocks * block_size`` is the maximum sequence length and the number of rows of the rotary tables.
+            With ``tables`` 1, blocks behind windows are kept; otherwise it is that of the
+            :func:`~bitnet.core.model.cache.cache_layout`.
         num_blocks: Blocks of the KV cache, over all sequences.
         deterministic: See :class:`~bitnet.core.hal.Program`.
         state_entries: Entries of the states of recurrent layers.
@@ -109,7 +113,9 @@ def build_program(
     ops: list[Op] = [
         Embed("token_embd", "x", _transform(config, config.hidden_size, folded is not None and folded.embedding))
     ]
-    attention = 0
+    layout, attention = cache_layout(config, limits.tables), 0
+    if len(layout.windows) != limits.tables:
+        raise InvalidInputError(f"{limits.tables} block tables do not fit {config.name}: {len(layout.windows)} do.")
     for layer in range(config.layers):
         if config.recurrent(layer):
             ops += _recurrent_ops(config, layer)
@@ -119,7 +125,7 @@ def build_program(
         if config.qkv_biases:
             parts = [used.pop(f"blk.{layer}.attn_{part}.bias") for part in "qkv"]
             used[f"blk.{layer}.attn_qkv.bias"] = _stacked([bias for bias in parts if isinstance(bias, DenseWeight)])
-        ops += _attention_ops(config, layer, attention)
+        ops += _attention_ops(config, layer, *layout.places[attention])
         attention += 1
     stream, center = _stream(config)
     ops += [
@@ -158,7 +164,7 @@ def build_program(
         tensors={spec.name: spec for spec in tensors},
         weights=used,
         limits=limits,
-        kv=KVSpec(config.attention_layers, config.kv_heads, config.head_dim, num_blocks, block_size, kv_dtype),
+        kv=KVSpec(layout.layers, config.kv_heads, config.head_dim, num_blocks, block_size, kv_dtype),
         name=config.name or config.architecture,
         deterministic=deterministic,
         states=state_specs(config, state_entries),
@@ -273,8 +279,9 @@ def _recurrent_ops(config: ModelConfig, layer: int) -> list[Op]:
     ]
 
 
-def _attention_ops(config: ModelConfig, layer: int, cache: int) -> list[Op]:
-    """Attention and MLP of one layer, each adding to the residual stream ``x``. ``cache`` is its layer of the cache."""
+def _attention_ops(config: ModelConfig, layer: int, table: int, cache: int) -> list[Op]:
+    """Attention and MLP of one layer, each adding to the residual stream ``x``. ``cache`` is its layer of the cache,
+    whose blocks the block table ``table`` finds."""
 
     def weight(name: str) -> str:
         return f"blk.{layer}.{name}"
@@ -293,8 +300,8 @@ def _attention_ops(config: ModelConfig, layer: int, cache: int) -> list[Op]:
         TernaryMatmul("q8", "q8_scale", (weight("attn_q"), weight("attn_k"), weight("attn_v")), "qkv"),
         *([TernaryMatmul("q8", "q8_scale", (weight("attn_q.gate"),), "gate")] if config.output_gate else []),
         *([AddBias("qkv", weight("attn_qkv.bias"))] if config.qkv_biases else []),
-        RopeAppend("qkv", cache, heads, kv_heads, head_dim, *tables, config.rope_style, q_norm, k_norm, eps),
-        Attention("qkv", "attn", cache, heads, kv_heads, head_dim, window),
+        RopeAppend("qkv", cache, heads, kv_heads, head_dim, *tables, config.rope_style, q_norm, k_norm, eps, table),
+        Attention("qkv", "attn", cache, heads, kv_heads, head_dim, window, table),
         GatedQuant("attn", "gate", "sigmoid", None, eps, "attn_q8", "attn_q8_scale", after)
         if config.output_gate
         else NormQuant("attn", attn_sub_norm, eps, "attn_q8", "attn_q8_scale", after),

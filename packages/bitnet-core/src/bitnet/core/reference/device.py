@@ -342,7 +342,7 @@ class ReferenceExecutable(CheckedExecutable):
         rotated[..., :width] = ops.rotate(turned[..., :width], cos, sin, op.style)
         qkv[:, :heads] = rotated[:, :heads]
         size = self._cache.shape[3]
-        for seq in step.sequences():
+        for seq in step.sequences(op.table):
             own = slice(seq.begin, seq.end)
             blocks, places = seq.blocks[positions[own] // size], positions[own] % size
             for which, rows in enumerate((rotated[own, heads:], qkv[own, heads + groups :])):
@@ -356,7 +356,7 @@ class ReferenceExecutable(CheckedExecutable):
         m, groups, d = step.tokens, op.kv_heads, op.head_dim
         qkv = self._tensors[op.qkv][:m].reshape(m, op.heads + 2 * groups, d)
         size = self._cache.shape[3]
-        for seq in step.sequences():
+        for seq in step.sequences(op.table):
             length = seq.position + seq.end - seq.begin
             blocks = seq.blocks[: -(-length // size)]
             cached = self._cache[op.layer][:, blocks]

@@ -29,7 +29,8 @@ class Fields:
     def __init__(self, step: Step) -> None:
         self.data = step.data.copy()
         self.at = step.layout.offsets
-        self.max_blocks = step.layout.limits.max_blocks
+        limits = step.layout.limits
+        self.max_blocks, self.max_seqs, self.tables = limits.max_blocks, limits.max_seqs, limits.tables
         self.tokens, self.seqs, self.rows = (int(self.data[word]) for word in _COUNTS)
 
     def field(self, name: str, count: int) -> npt.NDArray[np.int32]:
@@ -44,13 +45,15 @@ class Fields:
         positions += np.arange(self.tokens, dtype=np.int32)
         return positions
 
-    def sequences(self) -> list[SequenceFields]:
+    def sequences(self, table: int = 0) -> list[SequenceFields]:
+        """The sequences, with the blocks of a block table."""
         bounds, lengths = self.field("seq_begin", self.seqs + 1), self.field("seq_len", self.seqs)
-        table = self.field("block_table", self.seqs * self.max_blocks).reshape(self.seqs, self.max_blocks)
+        shape = self.tables, self.max_seqs, self.max_blocks
+        blocks = self.field("block_table", self.tables * self.max_seqs * self.max_blocks).reshape(shape)[table]
         entries = (self.field(name, self.seqs) for name in ("state_from", "state_to"))
         return [
             SequenceFields(int(a), int(b), int(length - (b - a)), row, int(source), int(target))
-            for a, b, length, row, source, target in zip(bounds, bounds[1:], lengths, table, *entries, strict=False)
+            for a, b, length, row, source, target in zip(bounds, bounds[1:], lengths, blocks, *entries, strict=False)
         ]
 
     def advance(self, tokens: npt.NDArray[np.int32]) -> None:

@@ -41,12 +41,14 @@ def poison_step(step: Step) -> Step:
     per_row = ("rows", "temperature", "top_k", "top_p", "min_p", "seed_lo", "seed_hi")
     used = {"tokens": step.tokens, "token_seq": step.tokens, "seq_begin": step.seqs + 1, "seq_len": step.seqs}
     used |= {"state_from": step.seqs, "state_to": step.seqs}
-    used |= dict.fromkeys(per_row, step.rows) | {"block_table": step.seqs * limits.max_blocks}
+    used |= dict.fromkeys(per_row, step.rows)
     used |= dict.fromkeys(_ADJUSTED, step.rows if step.data[HeaderWord.ADJUST] else 0)
     ends = [*list(at.values())[1:], step.layout.words]
     for (name, begin), end in zip(at.items(), ends, strict=True):
         if name in used:
             step.data[begin + used[name] : end] = WORD
+    tables = step.data[at["block_table"] : at["state_from"]].reshape(limits.tables, limits.max_seqs, limits.max_blocks)
+    tables[:, step.seqs :] = WORD
     return step
 
 
