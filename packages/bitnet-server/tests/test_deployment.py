@@ -117,19 +117,25 @@ def nginx(folder: Path, upstream: int) -> Iterator[str]:
         r"/etc/ssl/private/llm\.example\.com\.key": str(key),
         rf"127\.0\.0\.1:{PORT}": f"127.0.0.1:{upstream}",
     }
+    with nginx_with(folder, replaced(block("nginx"), **changes), port):
+        yield f"https://127.0.0.1:{port}"
+
+
+@contextmanager
+def nginx_with(folder: Path, servers: str, port: int) -> Iterator[None]:
+    """An nginx with these servers, which listen at the port."""
     temporary = "\n".join(
         f"{kind}_temp_path {folder}/{kind};" for kind in ("client_body", "proxy", "fastcgi", "uwsgi", "scgi")
     )
     config = folder / "nginx.conf"
     config.write_text(
         f"daemon off; master_process off; pid {folder}/pid; error_log stderr;\nevents {{}}\n"
-        f"http {{ access_log off; proxy_ignore_headers X-Accel-Buffering;\n{temporary}\n"
-        f"{replaced(block('nginx'), **changes)}}}\n"
+        f"http {{ access_log off; proxy_ignore_headers X-Accel-Buffering;\n{temporary}\n{servers}}}\n"
     )
     words = ("nginx", "-p", folder, "-e", "stderr", "-c", config)
     assert "warn" not in run(*words, "-t").stderr
     with process(*words, port=port):
-        yield f"https://127.0.0.1:{port}"
+        yield
 
 
 @contextmanager
@@ -149,6 +155,30 @@ def wait_for(server: Any, running: int) -> None:
     while server.model.load().running != running:
         assert time.monotonic() < end, f"{server.model.load().running} requests run, not {running}"
         time.sleep(0.05)
+
+
+def test_nginx_asks_another_server_when_one_is_dead(tmp_path: Path, demo: Any, require_device: Need) -> None:
+    """A conversation stays at its server, whichever that is, and goes to the other one if it does not answer."""
+    if shutil.which("nginx") is None:
+        require_device("nginx", "nginx is not installed")
+    port, dead = free_port(), free_port()
+    changes = {
+        r"listen 8000": f"listen 127.0.0.1:{port}",
+        r"192\.0\.2\.11:8080": f"127.0.0.1:{dead}",
+        r"192\.0\.2\.12:8080": f"127.0.0.1:{demo.port}",
+        r"location / \{": "location / { add_header x-upstream $upstream_addr;",
+    }
+    asked: set[str] = set()
+    with (
+        nginx_with(tmp_path, replaced(block("nginx", "docs/serve-gateways.md"), **changes), port),
+        httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=30) as client,
+    ):
+        for session in range(20):
+            body = {"prompt": "Once", "max_tokens": 3}
+            answer = client.post("/v1/completions", json=body, headers={"x-session-id": str(session)})
+            assert answer.status_code == 200
+            asked.add(answer.headers["x-upstream"])
+    assert f"127.0.0.1:{dead}, 127.0.0.1:{demo.port}" in asked, "no session was the dead server's"
 
 
 @pytest.mark.parametrize(("name", "proxy"), [("nginx", nginx), ("caddy", caddy)])
