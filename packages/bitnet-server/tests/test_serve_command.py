@@ -66,6 +66,15 @@ def serve(*arguments: str) -> Iterator[Served]:
 posix = pytest.mark.skipif(os.name == "nt", reason="Windows has no SIGTERM that a process can handle")
 
 
+def test_the_context_is_said_at_the_start() -> None:
+    for arguments, said in (
+        ((), "Context of bitnet-demo: 1,024 tokens.\n"),
+        (("-c", "96"), "Context of bitnet-demo: 96 of the model's 1,024 tokens (--context sets another number).\n"),
+    ):
+        with serve(*arguments) as served:
+            assert said in served.lines
+
+
 @posix
 def test_sigterm_lets_requests_finish() -> None:
     with serve() as served, served.client() as client, client.stream("POST", "/v1/completions", json=STORY) as answer:

@@ -522,7 +522,7 @@ def test_a_context_that_nobody_asked_for_is_bounded_by_the_file(model: Model) ->
         return default_context(config, size=size, kv_dtype="f16", total=1 << 50, free=1 << 50)
 
     assert context(1 << 20) == 256
-    assert context(1 << 30, context_length=2**31 - 1) == 32_768
+    assert context(1 << 30, context_length=2**31 - 1) == 131_072
     wide: dict[str, int] = {"context_length": 4096, "layers": 40, "kv_heads": 512, "head_dim": 32}
     position = 2 * 40 * 512 * 32 * 2 + 4 * 32
     for size in (1 << 20, 1 << 27):
@@ -536,14 +536,15 @@ def test_a_context_that_nobody_asked_for_is_bounded_by_the_file(model: Model) ->
 
 def test_a_long_context_is_the_default_where_memory_has_room(model: Model) -> None:
     """Qwen3 8B's shape: 147,968 bytes a position with the rotary tables' in f16, 76,544 in i8."""
-    config = replace(model.config, context_length=40_960, layers=36, kv_heads=8, head_dim=128)
+    config = replace(model.config, context_length=1 << 18, layers=36, kv_heads=8, head_dim=128)
 
     def context(total: int, free: int, kv_dtype: KVDtype = "f16") -> int:
         return default_context(config, size=2 << 30, kv_dtype=kv_dtype, total=total, free=free)
 
     each: dict[KVDtype, int] = {"f16": 147_968, "i8": 76_544}
     assert {kv_dtype: position_bytes(config, kv_dtype) for kv_dtype in each} == each
-    assert context(80 << 30, 70 << 30) == 32_768
+    assert context(80 << 30, 70 << 30) == (10 << 30) // each["f16"] // 1024 * 1024 == 71_680
+    assert context(80 << 30, 70 << 30, "i8") == 131_072
     assert context(80 << 30, 4 << 30) == (2 << 30) // each["f16"] // 1024 * 1024 == 14_336
     assert context(16 << 30, 12 << 30) == (2 << 30) // each["f16"] // 1024 * 1024
     assert context(16 << 30, 12 << 30, "i8") == (2 << 30) // each["i8"] // 1024 * 1024 == 27_648

@@ -237,8 +237,9 @@ def test_a_full_disk_for_real(python: Any, folder: Path, key: str) -> None:
     """The kernel cuts the write short: here by the limit on a process's files."""
     ran = python(
         f"""
-        import resource, signal
+        import resource, signal, sys
         from bitnet.core.support.cache import KernelCache
+        sys.dont_write_bytecode = True  # compiled modules would be cut off at the limit
         resource.setrlimit(resource.RLIMIT_FSIZE, (5000, 5000))
         kernels = KernelCache()
         for _ in range(3):

@@ -58,7 +58,7 @@ def load_model(
             backend (``cuda:*``) each get a replica of the model. An open device is also accepted; it stays open when
             the model is closed.
         context: Maximum length of a prompt plus its continuation, in tokens. None: the model's own limit, but at most
-            4,096, or up to 32,768 if the device has enough memory (docs/models.md, Limits).
+            4,096, or up to 131,072 if the device has enough memory (docs/models.md, Limits).
         kv_dtype: Type of the KV cache: ``f16``, ``f32``, or ``i8``, which takes half the memory of ``f16`` and needs a
             device with the feature ``kv-i8``.
         max_seqs: Generations that run at the same time (on each device, if there are several); further ones wait. The

@@ -26,9 +26,10 @@ if TYPE_CHECKING:
     from bitnet.core.model.config import ModelConfig
     from bitnet.core.model.file import ModelFile
 
-DEFAULT_CONTEXT, LONGEST_DEFAULT = 4096, 32_768
-"""Maximum default context in tokens: on any device, and if memory allows. A longer one must be requested, because each
-step carries its block table, and its rotary tables take time to compute."""
+DEFAULT_CONTEXT, LONGEST_DEFAULT = 4096, 131_072
+"""Maximum default context in tokens: on any device, and if memory allows. The first requests of programming agents take
+up to 50,000. A longer one must be requested, because each step carries its block table, and its rotary tables take time
+to compute."""
 PART_OF_MEMORY, PART_OF_FREE = 8, 2
 """A default context longer than ``DEFAULT_CONTEXT`` may take 1/8 of the device's memory and 1/2 of its free memory."""
 STEP_TOKENS = 512
@@ -65,7 +66,7 @@ def window_bytes(config: ModelConfig, kv_dtype: KVDtype, context: int) -> int:
 def default_context(config: ModelConfig, *, size: int, kv_dtype: KVDtype, total: int, free: int) -> int:
     """Tokens of the default context: the model's own, limited by the file's ``size`` in bytes and the device's memory.
 
-    That is at most 4,096 tokens, or up to 32,768 in steps of 1,024 if one such context takes at most an eighth of the
+    That is at most 4,096 tokens, or up to 131,072 in steps of 1,024 if one such context takes at most an eighth of the
     ``total`` bytes of memory (which stay the same from run to run) and at most half of the ``free`` bytes.
     """
     each, fixed = position_bytes(config, kv_dtype), window_bytes(config, kv_dtype, config.context_length)

@@ -24,7 +24,7 @@ from bitnet.core.errors import BitNetError
 from bitnet.server.http.app import App, access_log
 from bitnet.server.http.connection import Connection
 from bitnet.server.models.catalog import Catalog
-from bitnet.server.models.service import Source
+from bitnet.server.models.service import Service, Source
 from bitnet.server.models.settings import Settings
 from bitnet.server.models.state import State
 from bitnet.server.request.errors import RequestError
@@ -84,6 +84,8 @@ class Server(uvicorn.Server):
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await super().startup(sockets=sockets)
         if self.started:
+            for service in self._state.pool.services():
+                note(_context(service))
             note(f"Serving {self._what()} at {self._address()}")
             if hasattr(signal, "SIGHUP") and not (sys.stdin is not None and sys.stdin.isatty()):
                 # on a terminal, SIGHUP means that the terminal has closed, and ends the server
@@ -202,3 +204,10 @@ def _log_access(style: str) -> None:
     access_log.handlers[:] = [handler]
     access_log.propagate = False
     access_log.setLevel(logging.INFO)
+
+
+def _context(service: Service) -> str:
+    """How long a conversation with a model may be, and how long it could be."""
+    context, longest = service.model.context, service.model.config.context_length
+    rest = f" of the model's {longest:,} tokens (--context sets another number)" if context < longest else " tokens"
+    return f"Context of {service.names[0]}: {context:,}{rest}."
