@@ -1,9 +1,13 @@
-// Runs a Python file in Pyodide on Node. Arguments: the file, then the folders that it imports from.
-import { readFile } from "node:fs/promises";
-import { loadPyodide } from "pyodide";
+// Runs a Python file in Pyodide on Node. Arguments: Pyodide's folder, the file, then the folders that it imports from.
+import { readFile, readdir } from "node:fs/promises";
+import { pathToFileURL } from "node:url";
 
-const [script, ...folders] = process.argv.slice(2);
-const pyodide = await loadPyodide();
+const [distribution, script, ...folders] = process.argv.slice(2);
+const { loadPyodide } = await import(pathToFileURL(`${distribution}/pyodide.mjs`));
+const pyodide = await loadPyodide({ indexURL: distribution });
+if ((await readdir(distribution)).some((name) => name.startsWith("numpy-"))) {
+  await pyodide.loadPackage("numpy", { checkIntegrity: false });
+}
 folders.forEach((folder, i) => pyodide.mountNodeFS(`/folder${i}`, folder));
 pyodide.globals.set("folders", pyodide.toPy(folders.map((_, i) => `/folder${i}`)));
 await pyodide.runPythonAsync(`import sys\nsys.path[:0] = folders\n${await readFile(script, "utf-8")}`);

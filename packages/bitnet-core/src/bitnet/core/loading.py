@@ -21,7 +21,7 @@ from bitnet.core.errors import BitNetError, InvalidInputError, UnsupportedProgra
 from bitnet.core.hal import PREPARES, Device, DeviceType, Executable
 from bitnet.core.model.default import default_model_path
 from bitnet.core.model.file import open_model
-from bitnet.core.support import env
+from bitnet.core.support import env, system
 from bitnet.core.support.log import logger
 from bitnet.core.support.mapped import MappedFile
 
@@ -87,7 +87,6 @@ def load_model(
         OutOfMemoryError, DeviceError: The model does not fit the device, or the device failed.
         InvalidInputError: An argument is out of its range.
     """
-    local = _local(path)
     options = LoadOptions(
         device=device,
         context=context,
@@ -102,10 +101,57 @@ def load_model(
         deterministic=env.flag("BITNET_DETERMINISTIC") if deterministic is None else deterministic,
         prompt_lookup=prompt_lookup,
     ).checked()
+    if not system.THREADS:
+        raise InvalidInputError("this Python has no threads.", hint="Write `await load_model_async(...)`.")
+    return _load(_local(path), options, Worker)
+
+
+async def load_model_async(
+    path: str | Path | None = None,
+    *,
+    device: str | Device | None = None,
+    context: int | None = None,
+    kv_dtype: KVDtype = "f16",
+    max_seqs: int = 8,
+    step_tokens: int | None = None,
+    deterministic: bool = False,
+    prompt_lookup: bool = True,
+) -> Model:
+    """Load a GGUF model that computes in tasks of this event loop, without threads, as in a browser.
+
+    ``completion = await model.stream(prompt)`` or ``async for chunk in model.chat_stream(messages)`` generate.
+    Methods that wait in a thread (``generate``, ``chat``, ``score``) are refused. Where the device is the CPU, other
+    tasks run between two steps only.
+
+    Args and errors are those of :func:`load_model`.
+    """
+    options = LoadOptions(
+        device=device,
+        context=context,
+        kv_dtype=kv_dtype,
+        max_seqs=max_seqs,
+        step_tokens=step_tokens,
+        threads=None,
+        strict=None,
+        i2s_layout="official",
+        deterministic=deterministic,
+        prompt_lookup=prompt_lookup,
+    ).checked()
+    import asyncio  # slow to import, and already imported if a task runs
+
+    from bitnet.core.engine.task_worker import TaskWorker
+
+    if system.THREADS:
+        return await asyncio.to_thread(lambda: _load(_local(path), options, TaskWorker))
+    return _load(_local(path), options, TaskWorker)
+
+
+def _load(local: Path, options: LoadOptions, worker: type[Worker]) -> Model:
+    """Load a model whose engines are stepped by such a worker."""
     while True:
         file, places = _open(local, options)
         try:
-            return _make(file, places, options)
+            return _make(file, places, options, worker)
         except BaseException as error:
             for selection, opened in places:
                 if selection is not None:
@@ -228,7 +274,7 @@ def _open(path: Path, options: LoadOptions) -> tuple[ModelFile, Places]:
     return open_model(path, i2s_layout=options.i2s_layout), [(None, device)]
 
 
-def _make(file: ModelFile, places: Places, options: LoadOptions) -> Model:
+def _make(file: ModelFile, places: Places, options: LoadOptions, worker_type: type[Worker]) -> Model:
     """Load the weights onto the devices, and start what runs them."""
     context = options.context
     if context is None:
@@ -255,12 +301,12 @@ def _make(file: ModelFile, places: Places, options: LoadOptions) -> Model:
         Replica(opened, executable, selection)
         for (selection, opened), (_, executable) in zip(places, loaded, strict=True)
     ]
-    worker = Worker(*engines, max_queue=options.max_queue, max_queue_tokens=options.max_queue_tokens)
+    worker = worker_type(*engines, max_queue=options.max_queue, max_queue_tokens=options.max_queue_tokens)
     file.gguf.check()
     warm_ups = []
     for replica, engine in zip(replicas, engines, strict=True):
         executable, info = replica.executable, replica.device.info
-        if PREPARES not in info.features or info.type not in _GPUS:
+        if PREPARES not in info.features or info.type not in _GPUS or not system.THREADS:
             continue
         if options.max_seqs > 1:  # a caller with one generation at a time need not wait for larger steps
             with registry.computing(info)():

@@ -196,6 +196,9 @@ class IsolatedExecutable:
         tokens: npt.NDArray[np.int32] = self._ask("collect")
         return tokens
 
+    async def arrival(self) -> None:
+        """Returns at once: :meth:`collect` waits for the device's process."""
+
     def logprobs(self) -> Logprobs:
         found: Logprobs = self._ask("logprobs")
         return found

@@ -14,6 +14,7 @@ from bitnet.core.devices import registry
 from bitnet.core.devices.select import Selection, select_devices
 from bitnet.core.errors import DeviceError, DeviceUnavailableError
 from bitnet.core.hal import Device
+from bitnet.core.support import system
 from bitnet.core.support.log import logger
 
 _T = TypeVar("_T")
@@ -47,7 +48,10 @@ def opening(request: str | None, *, threads: int | None, strict: bool | None) ->
             future.set_exception(error)
 
     with _short_turns():
-        Thread(target=work, name="bitnet-open", daemon=True).start()
+        if system.THREADS:
+            Thread(target=work, name="bitnet-open", daemon=True).start()
+        else:
+            work()
         try:
             yield future
             wait([future])
@@ -91,8 +95,8 @@ def _try(selection: Selection, *, isolated: bool) -> Device | Exception:
 
 def side_by_side(function: Callable[[_T], _Result], arguments: Sequence[_T]) -> list[_Result]:
     """Apply ``function`` to each argument, in threads if several. If one raises, wait for the others first."""
-    if len(arguments) == 1:
-        return [function(arguments[0])]
+    if len(arguments) == 1 or not system.THREADS:
+        return [function(argument) for argument in arguments]
     with ThreadPoolExecutor(len(arguments)) as pool:
         return list(pool.map(function, arguments))
 

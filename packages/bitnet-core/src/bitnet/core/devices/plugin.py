@@ -278,9 +278,12 @@ def _in_time(function: Callable[[], _T]) -> _T:
         except BaseException as error:
             outcome.append((None, error))
 
-    thread = threading.Thread(target=run, name="bitnet-probe", daemon=True)
-    thread.start()
-    thread.join(PROBE_SECONDS)
+    if system.THREADS:
+        thread = threading.Thread(target=run, name="bitnet-probe", daemon=True)
+        thread.start()
+        thread.join(PROBE_SECONDS)
+    else:
+        run()
     if not outcome:
         raise _Failed(TimeoutError(f"no answer within {PROBE_SECONDS:g} s"))
     value, error = outcome[0]

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Generator, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from typing import NamedTuple
+from functools import partial
 
 import numpy as np
-import numpy.typing as npt
 
 from bitnet.core.engine.background import BackgroundThread
 from bitnet.core.engine.blocks import BlockPool
@@ -23,6 +22,7 @@ from bitnet.core.engine.results import Update
 from bitnet.core.engine.sampling import device_logprobs
 from bitnet.core.engine.scheduler import Plan, Scheduler
 from bitnet.core.engine.sequence import TokenSequence
+from bitnet.core.engine.wait import Result, Wait, next_wait
 from bitnet.core.engine.warm import stand_ins, usual_steps
 from bitnet.core.errors import BitNetError, DeviceError, InvalidInputError
 from bitnet.core.hal import (
@@ -36,7 +36,6 @@ from bitnet.core.hal import (
     HeaderWord,
     KVSpec,
     Limits,
-    Logprobs,
     SequenceStep,
     Step,
     StepLayout,
@@ -49,19 +48,6 @@ _LOGPROBS = HeaderWord.LOGPROBS.value  # looked up once: steps are run thousands
 def never() -> bool:
     """The default for ``interrupted``: always False."""
     return False
-
-
-class Result(NamedTuple):
-    """A step's results: the sampled tokens, and logits and log-probabilities if they were requested.
-
-    Attributes:
-        tokens: ``int32[repeat, rows]``.
-        logits: ``float32[rows, vocab]``.
-    """
-
-    tokens: npt.NDArray[np.int32]
-    logits: npt.NDArray[np.float32] | None
-    logprobs: Logprobs | None
 
 
 class Engine:
@@ -168,14 +154,32 @@ class Engine:
             DeviceError: The device failed. The results of the previous step are delivered first.
             ModelFileError: The file that weights are read from was cut short.
         """
-        with self._fails():
-            try:
-                self._advance(deliver)
-            except BitNetError:  # if this step did not begin, the previous step's results have not been delivered yet
-                deliver(self.updates())
-                raise
+        with self._fails(deliver):
+            steps = self._advance(deliver)
+            result = None
+            while (wait := next_wait(steps, result)) is not None:
+                if wait.meanwhile is None:
+                    result = wait.take()
+                    continue
+                self._text_thread.begin(wait.meanwhile)
+                try:
+                    result = wait.take()
+                finally:
+                    self._text_thread.wait()
 
-    def _advance(self, deliver: Callable[[list[Update]], None]) -> None:
+    async def advance_in_task(self, deliver: Callable[[list[Update]], None]) -> None:
+        """:meth:`advance` for a task: other tasks run while the device computes, and no thread is needed."""
+        with self._fails(deliver):
+            steps = self._advance(deliver)
+            result = None
+            while (wait := next_wait(steps, result)) is not None:
+                if wait.meanwhile is not None:
+                    wait.meanwhile()
+                await self._executable.arrival()
+                result = wait.take()
+
+    def _advance(self, deliver: Callable[[list[Update]], None]) -> Generator[Wait, Result, None]:
+        """The host's part of a step. Each burst's result is sent in, once the device has computed it."""
         self._resume()
         began, pace = time.perf_counter(), self._pace
         burst = pace.burst(self._scheduler.sequences)
@@ -190,14 +194,8 @@ class Engine:
         bursts = Bursts(self._executable, step, plan.repeat, passes, lambda: self._may_go_on(plan))
         handed = time.perf_counter()
         while self._begin(bursts):
-            if self._unreported:
-                self._text_thread.begin(lambda: deliver(self.updates()))
-                try:
-                    result = self._timed(step, bursts, wanted, handed)
-                finally:
-                    self._text_thread.wait()
-            else:
-                result = self._timed(step, bursts, wanted, handed)
+            take = partial(self._timed, step, bursts, wanted, handed)
+            result = yield Wait(take, (lambda: deliver(self.updates())) if self._unreported else None)
             self._accept(plan, result, fed=bursts.taken > len(result.tokens))
             handed = time.perf_counter()
             began, seconds = handed, handed - began
@@ -254,12 +252,16 @@ class Engine:
         return thread is self._text_thread.thread
 
     @contextmanager
-    def _fails(self) -> Iterator[None]:
+    def _fails(self, deliver: Callable[[list[Update]], None]) -> Iterator[None]:
         """Remember an error raised in this context, and raise it again the next time."""
         if self._failure is not None:
             raise self._failure
         try:
-            yield
+            try:
+                yield
+            except BitNetError:  # if this step did not begin, the previous step's results have not been delivered yet
+                deliver(self.updates())
+                raise
         except BaseException as error:
             self._failure = error
             raise

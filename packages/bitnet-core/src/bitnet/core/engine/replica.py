@@ -50,6 +50,11 @@ class Replica:
         """Whether it holds as many requests as it can run, plus one that waits for a place."""
         return len(self.held) > self.engine.limits.max_seqs
 
+    @property
+    def has_work(self) -> bool:
+        """Whether there are requests to pass on, or steps to run."""
+        return bool(self.added or self.cancelled or self.engine.busy)
+
     def cost(self, group: PromptGroup) -> int:
         """Prompt tokens to compute there before the first token of ``group``, plus :data:`REQUEST_TOKENS` per
         request."""

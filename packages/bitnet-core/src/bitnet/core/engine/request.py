@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Generator, Iterator
 from contextlib import suppress
 from types import TracebackType
-from typing import NoReturn
+from typing import Any, NoReturn
 
 from bitnet.core.engine.results import Chunk, Completion, Update
 from bitnet.core.engine.ticket import Ticket
@@ -61,6 +61,22 @@ class Request(Iterator[Chunk], AsyncIterator[Chunk]):
                 pass
         finally:
             self.cancel()
+        return self._completed()
+
+    def __await__(self) -> Generator[Any, None, Completion]:
+        """As :meth:`result`, for a task: ``completion = await model.stream(prompt)``."""
+        return self._result().__await__()
+
+    async def _result(self) -> Completion:
+        self._ticket.skip_chunks()
+        try:
+            async for _ in self:
+                pass
+        finally:
+            self.cancel()
+        return self._completed()
+
+    def _completed(self) -> Completion:
         self._settle()
         if self.completion is None:  # an earlier call has raised the reason
             raise self._ticket.failure()

@@ -26,6 +26,8 @@ class Owner(Protocol):
 
     def check_here(self) -> None: ...
 
+    def check_thread(self) -> None: ...
+
     def cancel(self, sequence: TokenSequence) -> None: ...
 
     def end(self) -> BaseException: ...
@@ -58,10 +60,11 @@ class Ticket:
 
         Raises:
             DeviceError: The device failed. Any other error of the engine is raised as it is.
-            InvalidInputError: This is a fork of the process with the engine's thread, so no updates arrive here.
+            InvalidInputError: This is a fork of the process with the engine's thread, so no updates arrive here; or the
+                engine runs in a task, which a waiting thread would stop.
         """
         while self._open:
-            self._worker.check_here()
+            self._worker.check_thread()
             ended = self._ended
             with suppress(queue.Empty):
                 return self._taken(self._updates.get(timeout=0 if ended else WAIT_SECONDS))

@@ -9,7 +9,8 @@ from __future__ import annotations
 import os
 import threading
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from types import TracebackType
@@ -173,6 +174,10 @@ class Worker:
                 "the model was used before this process was forked.", hint="Load the model in the new process."
             )
 
+    def check_thread(self) -> None:
+        """Raise InvalidInputError where a thread's wait would never end."""
+        self.check_here()
+
     def cancel(self, sequence: TokenSequence) -> None:
         """End a sequence if it has not ended."""
         with self._changed:
@@ -200,9 +205,13 @@ class Worker:
 
     @property
     def runs_this(self) -> bool:
-        """Whether the caller is a thread that steps an engine; it cannot wait for its own end."""
+        """Whether the caller is a thread or task that steps an engine; it cannot wait for its own end."""
         thread = threading.current_thread()
         return any(thread is replica.thread or replica.engine.works_in(thread) for replica in self.replicas)
+
+    def later(self, call: Callable[[], None]) -> None:
+        """Have something done that a thread or task which steps an engine cannot do itself."""
+        threading.Thread(target=call, name="bitnet-close").start()
 
     def close(self) -> None:
         """Finish the current steps and end every request with an error. Closing twice is allowed."""
@@ -242,20 +251,32 @@ class Worker:
             group = self._queue.popleft()
             replica = free[0] if len(free) == 1 else min(free, key=lambda replica: replica.cost(group))
             replica.take(group)
-            if replica.thread is None:
-                self._process = os.getpid()
-                replica.thread = threading.Thread(
-                    target=self._loop, args=(replica,), name=f"bitnet-engine-{replica.engine.device}", daemon=True
-                )
-                replica.thread.start()
+            self._begin(replica)
         self._changed.notify_all()
 
+    def _begin(self, replica: Replica) -> None:
+        """Have a replica's engine stepped from now on. The caller holds the lock."""
+        if replica.thread is None:
+            self._process = os.getpid()
+            replica.thread = threading.Thread(
+                target=self._loop, args=(replica,), name=f"bitnet-engine-{replica.engine.device}", daemon=True
+            )
+            replica.thread.start()
+
     def _loop(self, replica: Replica) -> None:
-        engine, deliver = replica.engine, partial(self._deliver, replica)
+        with self._stepping(replica) as deliver:
+            while self._wait(replica):
+                self._take_in(replica)
+                replica.engine.advance(deliver)
+
+    @contextmanager
+    def _stepping(self, replica: Replica) -> Iterator[Callable[[Sequence[Update]], None]]:
+        """Around the steps of an engine; gives what delivers their results. Ends the replica's requests with the
+        engine."""
+        engine = replica.engine
         engine.interrupted = lambda: bool(self._end or replica.added or replica.cancelled)
         try:
-            while self._take_in(replica):
-                engine.advance(deliver)
+            yield partial(self._deliver, replica)
         except BaseException as error:
             if not self._passed_on(replica, error):
                 self._stop(error)
@@ -285,20 +306,22 @@ class Worker:
         logger.warning("A device was lost: %s Its %d requests continue on %s.", error, count, names)
         return True
 
-    def _take_in(self, replica: Replica) -> bool:
-        """Wait for work and pass callers' requests to the engine; False once closed."""
+    def _wait(self, replica: Replica) -> bool:
+        """Wait for work; False once closed."""
+        with self._changed:
+            while not (self._end or replica.has_work):
+                self._changed.wait()
+            return self._end is None
+
+    def _take_in(self, replica: Replica) -> None:
+        """Pass callers' requests to the engine."""
         engine = replica.engine
         with self._changed:
-            while not (self._end or replica.added or replica.cancelled or engine.busy):
-                self._changed.wait()
-            if self._end is not None:
-                return False
             added, replica.added = replica.added, []
             cancelled, replica.cancelled = replica.cancelled, []
         for group in added:
             engine.add(group.sequences)
         self._deliver(replica, [update for s in cancelled if (update := engine.cancel(s)) is not None])
-        return True
 
     def _deliver(self, replica: Replica, updates: Sequence[Update]) -> None:
         with self._changed:

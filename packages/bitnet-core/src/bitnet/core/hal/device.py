@@ -122,6 +122,16 @@ class Executable(Protocol):
         """
         ...
 
+    async def arrival(self) -> None:
+        """Wait, in an event loop's task, until :meth:`collect` need not wait for the device.
+
+        A device whose results can be waited for in a thread alone returns at once, and :meth:`collect` waits.
+
+        Raises:
+            DeviceLostError, OutOfMemoryError, DeviceError: The device failed; the executable is unusable.
+        """
+        ...
+
     def write(self, name: str, array: npt.NDArray[Any]) -> None:
         """Fill the first ``len(array)`` rows of an activation tensor (all of one with a fixed shape).
 

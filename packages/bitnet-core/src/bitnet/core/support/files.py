@@ -19,7 +19,7 @@ from bitnet.core.errors import BitNetError
 
 if sys.platform == "win32":
     import msvcrt
-else:
+elif sys.platform != "emscripten":
     import fcntl
 
 WAIT = 5.0
@@ -121,7 +121,7 @@ def lock(handle: int) -> None:
     """
     if sys.platform == "win32":
         msvcrt.locking(handle, msvcrt.LK_NBLCK, 1)
-    else:
+    elif sys.platform != "emscripten":  # where no other process could hold it
         fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
 
 

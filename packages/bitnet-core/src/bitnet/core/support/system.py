@@ -16,6 +16,10 @@ OWN_CGROUPS = Path("/proc/self/cgroup")
 MEMINFO = Path("/proc/meminfo")
 
 
+THREADS = sys.platform not in ("emscripten", "wasi")
+"""Whether this Python can start threads."""
+
+
 @cache
 def core_version() -> str:
     """Version of the installed bitnet-core; empty if it runs from a source tree that is not installed."""
