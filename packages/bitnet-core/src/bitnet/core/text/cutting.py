@@ -30,7 +30,7 @@ _PARTS = re.compile(r"\\p\{(\w)\}|\\.|[\[\]]")
 
 
 class _Outline(dict[int, str]):
-    """What stands for each character in an outline, looked up as :meth:`str.translate` does."""
+    """What stands for each character in an outline, looked up as ``str.translate`` does."""
 
     def __missing__(self, code: int) -> str:
         found = _outlined(chr(code))
