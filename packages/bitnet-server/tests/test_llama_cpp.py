@@ -54,6 +54,31 @@ def test_a_completion_is_the_engines(demo: Any, path: str) -> None:
     assert (last["stop"], last["content"], last["tokens"], last["timings"]["predicted_n"]) == (True, "", [], 12)
 
 
+@pytest.mark.parametrize("tokens", [1, 2])
+def test_timings_are_numbers_however_short_the_answer_is(demo: Any, tokens: int) -> None:
+    """The first token is the prompt's, so an answer of one token has no rate."""
+    found = [complete(demo, n_predict=tokens)["timings"], demo.chat(max_tokens=tokens).json()["timings"]]
+    found += [event["timings"] for event in streamed(demo, n_predict=tokens, timings_per_token=True)]
+    for timings in found:
+        assert all(isinstance(value, int | float) and value >= 0 for value in timings.values()), timings
+        if timings["predicted_n"] == 1:
+            assert timings["predicted_per_second"] == timings["predicted_per_token_ms"] == 0
+
+
+def test_prompts_are_counted(demo: Any) -> None:
+    asked = {"messages": [{"role": "user", "content": "What is 17 + 25?"}]}
+    expected = demo.model.chat(asked["messages"]).timings.prompt_tokens
+    for path, body in (
+        ("/chat/completions/input_tokens", asked),
+        ("/v1/chat/completions/input_tokens", asked),
+        ("/v1/responses/input_tokens", {"input": "What is 17 + 25?"}),
+    ):
+        answer = demo.client.post(path, json=body)
+        assert answer.status_code == 200, answer.text
+        assert answer.json() == {"object": "response.input_tokens", "input_tokens": expected}
+        assert demo.client.post(path, json={}).status_code == 400
+
+
 def test_prompts_of_every_kind(demo: Any) -> None:
     tokens = demo.model.tokenizer.encode(PROMPT)
     expected = complete(demo)["content"]

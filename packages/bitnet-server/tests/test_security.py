@@ -346,6 +346,8 @@ def test_an_unknown_path_names_the_nearest(demo: Any) -> None:
     for path in known:
         at = chance.randrange(1, max(len(path) - 1, 2))  # not before a last s, with or without which it may be a path
         for wrong in ("/prefix" + path, path[:at] + "_" + path[at:], path + "x"):
+            if wrong.startswith("/v1/responses/"):  # the rest is a response's id
+                continue
             missing = demo.client.get(wrong)
             assert missing.status_code == 404
             assert f"no such path; {path} is the nearest." in missing.text, wrong

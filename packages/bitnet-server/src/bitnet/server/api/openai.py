@@ -61,28 +61,30 @@ def usage(result: Result) -> dict[str, Any]:
 
 
 def timings(completion: Completion) -> dict[str, Any]:
-    """Speeds of a continuation, under the names of llama.cpp's server."""
+    """Speeds of a continuation, under the names of llama.cpp's server; 0 where nothing was computed."""
     t = completion.timings
-    first = t.first_token
+    first = t.started if t.first_token is None else t.first_token
+    prompt, decode = t.prefill_tokens_per_second or 0.0, t.decode_tokens_per_second or 0.0
     drafts = {"draft_n": t.drafted_tokens, "draft_n_accepted": t.accepted_tokens} if t.drafted_tokens else {}
     return {
         "cache_n": t.cached_tokens,
         "prompt_n": t.prompt_tokens - t.cached_tokens,
-        "prompt_ms": None if first is None else (first - t.started) * 1e3,
-        "prompt_per_token_ms": _inverse(t.prefill_tokens_per_second),
-        "prompt_per_second": t.prefill_tokens_per_second,
+        "prompt_ms": (first - t.started) * 1e3,
+        "prompt_per_token_ms": _inverse(prompt),
+        "prompt_per_second": prompt,
         "predicted_n": len(completion.tokens),
-        "predicted_ms": None if first is None else (t.total - first) * 1e3,
-        "predicted_per_token_ms": _inverse(t.decode_tokens_per_second),
-        "predicted_per_second": t.decode_tokens_per_second,
+        "predicted_ms": (t.total - first) * 1e3,
+        "predicted_per_token_ms": _inverse(decode),
+        "predicted_per_second": decode,
         **drafts,
         "queue_ms": t.started * 1e3,
-        "first_token_ms": None if first is None else first * 1e3,
+        "first_token_ms": None if t.first_token is None else t.first_token * 1e3,
     }
 
 
-def _inverse(per_second: float | None) -> float | None:
-    return 1e3 / per_second if per_second else None
+def _inverse(per_second: float) -> float:
+    """Milliseconds of each; 0 for a rate of 0."""
+    return 1e3 / per_second if per_second else 0.0
 
 
 def stream_options(fields: Fields) -> Fields | None:

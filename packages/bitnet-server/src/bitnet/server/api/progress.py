@@ -47,14 +47,15 @@ class Progress:
 
     def _so_far(self, prompt: PromptTimings) -> dict[str, Any]:
         seconds, computed = time.monotonic() - self._first, prompt.tokens - prompt.cached_tokens
+        later = self._tokens - 1  # the first token is the prompt's
         return {
             "cache_n": prompt.cached_tokens,
             "prompt_n": computed,
             "prompt_ms": prompt.seconds * 1e3,
-            "prompt_per_token_ms": prompt.seconds * 1e3 / computed if computed else None,
-            "prompt_per_second": computed / prompt.seconds if prompt.seconds else None,
+            "prompt_per_token_ms": prompt.seconds * 1e3 / computed if computed else 0.0,
+            "prompt_per_second": computed / prompt.seconds if prompt.seconds else 0.0,
             "predicted_n": self._tokens,
             "predicted_ms": seconds * 1e3,
-            "predicted_per_token_ms": seconds * 1e3 / (self._tokens - 1) if self._tokens > 1 else None,
-            "predicted_per_second": (self._tokens - 1) / seconds if self._tokens > 1 and seconds else None,
+            "predicted_per_token_ms": seconds * 1e3 / later if later > 0 else 0.0,
+            "predicted_per_second": later / seconds if later > 0 and seconds else 0.0,
         }

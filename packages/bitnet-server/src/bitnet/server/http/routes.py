@@ -128,6 +128,21 @@ def generating(path: str, parse: Parse, errors: ErrorBody = error_body) -> Endpo
     return of_model(path, answer, errors, generates=True)
 
 
+def counting(path: str, parse: Callable[[Service, Fields, bytes], Job]) -> Endpoint:
+    """An endpoint that counts the prompt's tokens of a request for a generation, as OpenAI's API answers.
+
+    Args:
+        parse: Turns the body into a job; it is given the owner of the request, too.
+    """
+
+    async def answer(service: Service, call: Call, fields: Fields) -> None:
+        job = await call.read(lambda: parse(service, fields, call.owner))
+        tokens = await service.shared.in_thread(lambda: sum(map(len, job.prompts())))
+        await call.reply({"object": "response.input_tokens", "input_tokens": tokens})
+
+    return of_model(path, answer)
+
+
 def of_current(path: str, answer: OfCurrent) -> Endpoint:
     """An endpoint about the most recently requested model."""
 
@@ -161,11 +176,15 @@ ENDPOINTS = (
     of_model("/rerank", embeddings.rerank),
     generating("/v1/chat/completions", openai_chat.parse),
     generating("/chat/completions", openai_chat.parse),
+    counting("/v1/chat/completions/input_tokens", lambda service, fields, _: openai_chat.parse(service, fields)),
+    counting("/chat/completions/input_tokens", lambda service, fields, _: openai_chat.parse(service, fields)),
     generating("/v1/completions", openai_completions.parse),
     generating("/completion", llama_completion.parse),
     generating("/completions", llama_completion.parse),
     generating("/infill", infill.parse),
     of_model("/v1/responses", responses.create, generates=True),
+    of_model("/responses", responses.create, generates=True),
+    counting("/v1/responses/input_tokens", responses.parse),
     Endpoint("/v1/responses/{id}", stored.retrieve),
     Endpoint("/v1/responses/{id}", stored.delete, ("DELETE",)),
     Endpoint("/v1/responses/{id}/cancel", stored.cancel, ("POST",)),
