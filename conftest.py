@@ -5,11 +5,12 @@ are not even imported, so that ``-m unit`` opens no driver and compiles nothing.
 ``-m`` names that mark.
 
 A long test file (one with a prefix in ``LONG``) runs if anything that it stands on has changed since CI last passed
-(:mod:`changes`): a source file that its tests import or start (:mod:`closure`), or a path declared in ``LONG``. It also
-runs if it tests a backend whose device is present. Otherwise most of its tests become nightly: one in ``SHARE`` still
-runs, a different selection for each commit. Files that stand on a change have ``BUDGET`` seconds of work together; if
-they would take longer, the longest ones run a share of their tests (:mod:`shares`), those that a changed path has
-called from the night among them. The end of a run says how many were left out.
+(:mod:`changes`): a source file that its tests import or start, or a path that they name (:mod:`closure`), or a path
+declared in ``LONG``. It also runs if it tests a backend whose device is present. Otherwise most of its tests become
+nightly: one in ``SHARE`` still runs, a different selection for each commit. Files that stand on a change have
+``BUDGET`` seconds of work together; if they would take longer, the longest ones run a share of their tests
+(:mod:`shares`), those that a changed path has called from the night among them. The end of a run says how many were
+left out.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ import pytest
 from _pytest.mark.expression import Expression
 
 from changes import BUILDS, base, changed, differing, head
-from closure import Closure
+from closure import Closure, covers
 from shares import record, seconds, shares
 
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # set before numpy is imported, as test processes run in parallel
@@ -99,7 +100,8 @@ LONG: Mapping[str, tuple[str, ...]] = {
     CORE + "model/test_bombs.py": ("tools/bombs",),
     CORE + "text/test_bombs.py": (),
 }
-"""Maps path prefixes of long test files to what they stand on and no source imports: kernels, the page, build files."""
+"""Maps path prefixes of long test files to what they stand on and no source imports or names: kernels that a package
+loads, the page, build files."""
 PRESENT = """
 import json
 from bitnet.core import list_devices
@@ -148,8 +150,11 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
 
 
 def affected() -> dict[str, bool] | None:
-    """The long test files that stand on something that has changed, each with whether it is near: its own file, one
-    that it imports, or a declared path has changed. None where it is unknown what has changed."""
+    """The long test files that stand on something that has changed. None where it is unknown what has changed.
+
+    Each has whether it is near: its own file, one that it imports, or a path that is declared or that it names has
+    changed.
+    """
     names = differing()
     if names is None:
         return None
@@ -160,6 +165,8 @@ def affected() -> dict[str, bool] | None:
         if key := longest(LONG, test):
             own = closure.own(test)
             near = changed(*LONG[key]) or not sources.isdisjoint(own.union(*map(closure.imported, own)))
+            if not near and (reads := closure.reads(test)):
+                near = any(covers(reads, name) for name in names)
             if near or changed(*EVERYWHERE) or not sources.isdisjoint(closure.stands_on(test)):
                 found[test.relative_to(ROOT).as_posix()] = near
     return found

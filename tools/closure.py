@@ -3,7 +3,8 @@
 Imports are read from the source, those inside functions included, as any of them may run. These count, too: modules
 named in strings (``import_module("bitnet.core.x")``, code for ``python -c``), the ``bitnet`` command and scripts where
 a test starts them, and the modules of entry points where their group is named. Imports for type checkers alone do not.
-What no source says (kernels, the page's files, documents) is declared in ``conftest.py``.
+So do files and folders that a test names by their path (``ROOT / "kernels" / "opencl"``), as it reads or lists them.
+What no source says (kernels that a package loads, the page's files) is declared in ``conftest.py``.
 
     closure.py TEST_FILE         prints what a test file stands on
     closure.py --of SOURCE_FILE  prints the test files that stand on a file
@@ -14,10 +15,11 @@ from __future__ import annotations
 import argparse
 import ast
 import re
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
-from functools import cached_property
-from pathlib import Path
+from functools import cache, cached_property
+from pathlib import Path, PurePosixPath
+from typing import NamedTuple
 
 ROOT = Path(__file__).resolve().parents[1]
 SOURCES = ("packages/*/src", "tools", "packages/bitnet-metal/tests/shim", "packages/bitnet-metal/tests/objc_on_cpu")
@@ -32,6 +34,19 @@ HELP = {"--help", "-h"}
 _FROM = re.compile(r"\bfrom\s+(bitnet[\w.]*)\s+import\s+\(?([\w\s,]+)")
 _DOTTED = re.compile(r"\bbitnet(?:\.\w+)+")
 _SCRIPT = re.compile(r"[\w./-]+\.py\b")
+_PATH = re.compile(r"[\w.-]+(/[\w.*-]+)+")
+
+
+class Place(NamedTuple):
+    """A path that a source names.
+
+    Attributes:
+        up: The folder that it starts from, as an index of the ``parents`` of the file; None: the repository's root.
+        parts: Its parts; ``*`` stands for one that is no literal, but at the end, where it is left out.
+    """
+
+    up: int | None
+    parts: tuple[str, ...]
 
 
 @dataclass
@@ -46,6 +61,7 @@ class Source:
         scripts: File names ending in ``.py`` in its strings.
         words: Its strings that are one word.
         starts: Whether it names the command ``bitnet`` as a program.
+        places: The paths that it names.
     """
 
     imports: set[tuple[str, str]] = field(default_factory=set)
@@ -53,6 +69,7 @@ class Source:
     scripts: set[str] = field(default_factory=set)
     words: set[str] = field(default_factory=set)
     starts: bool = False
+    places: set[Place] = field(default_factory=set)
 
 
 def read(tree: ast.Module, package: str = "") -> Source:
@@ -62,6 +79,7 @@ def read(tree: ast.Module, package: str = "") -> Source:
         package: The package that its relative imports start from.
     """
     found = Source()
+    found.places = set(Places(tree).named())
     todo: list[tuple[ast.AST, bool]] = [(tree, False)]
     while todo:
         node, lazy = todo.pop()
@@ -97,6 +115,57 @@ def read(tree: ast.Module, package: str = "") -> Source:
                 pass
         todo += [(child, lazy) for child in ast.iter_child_nodes(node)]
     return found
+
+
+class Places:
+    """The paths that a module names: from ``ROOT``, from its own file, or from names that stand for such paths."""
+
+    def __init__(self, tree: ast.Module) -> None:
+        self._tree = tree
+        self._known: dict[str, Place] = {}
+        for node in tree.body:
+            match node:
+                case ast.Assign(targets=[ast.Name(id=name)], value=value) if (place := self._place(value)) is not None:
+                    self._known[name] = place
+
+    def named(self) -> Iterator[Place]:
+        """Every path, without those that go on with more parts."""
+        inner = set[ast.AST]()
+        for node in ast.walk(self._tree):  # outer nodes first
+            match node:
+                case ast.BinOp(op=ast.Div()) if (place := self._place(node)) is not None:
+                    inner.add(node.left)
+                    if node not in inner:
+                        known = place.parts[:-1] if place.parts[-1] == "*" else place.parts
+                        yield Place(place.up, known)
+                case ast.Call(
+                    func=ast.Attribute(attr="glob" | "rglob", value=ast.Name() as folder),
+                    args=[ast.Constant(value=str(pattern)), *_],
+                ):
+                    if (place := self._place(folder)) is not None:
+                        yield Place(place.up, (*place.parts, *pattern.split("/")))
+                case ast.Constant(value=str(text)) if _PATH.fullmatch(text):
+                    yield Place(None, tuple(text.split("/")))
+
+    def _place(self, node: ast.expr) -> Place | None:
+        """The path that an expression stands for; None if it is not known to be one."""
+        match node:
+            case ast.Name(id="ROOT"):
+                return Place(None, ())
+            case ast.Name(id=name):
+                return self._known.get(name)
+            case ast.Subscript(value=ast.Attribute(attr="parents"), slice=ast.Constant(value=int(up))):
+                return Place(up, ())
+            case ast.Attribute(attr="parent", value=ast.Call()):
+                return Place(0, ())
+            case ast.BinOp(op=ast.Div(), left=left, right=ast.Constant(value=str(text))):
+                before = self._place(left)
+                return before and Place(before.up, (*before.parts, *text.split("/")))
+            case ast.BinOp(op=ast.Div(), left=left):
+                before = self._place(left)
+                return before and Place(before.up, (*before.parts, "*"))
+            case _:
+                return None
 
 
 def _dotted(node: ast.expr) -> str:
@@ -151,6 +220,7 @@ class Closure:
         self._roots = {name.partition(".")[0] for name in self.files}  # `bitnet` is a namespace and has no file
         self._sources: dict[Path, Source] = {}
         self._imported: dict[Path, frozenset[Path]] = {}
+        self._there: dict[str, bool] = {}
 
     @cached_property
     def entry_points(self) -> Mapping[str, Mapping[str, str]]:
@@ -227,9 +297,55 @@ class Closure:
                 todo += self.imported(path)
         return frozenset(seen)
 
+    def reads(self, test: Path) -> frozenset[str]:
+        """The files and folders that a test file and what is not a package's source name by their path.
+
+        They are relative to the root, and there; a pattern is one if something fits it. A folder of modules alone
+        (``tools``) is none: what is imported from it counts.
+        """
+        found = set[str]()
+        for path in self.stands_on(test):
+            if "src" not in path.relative_to(self.root).parts:
+                for place in self.source(path).places:
+                    if ".." in place.parts:
+                        continue
+                    start = self.root if place.up is None else path.parents[place.up]
+                    if self.root in (start, *start.parents):
+                        found.add("/".join((*start.relative_to(self.root).parts, *place.parts)))
+        return frozenset(name for name in found - {"", *SOURCES} if self._is_there(name))
+
+    def _is_there(self, name: str) -> bool:
+        if name not in self._there:
+            at = self.root / name
+            self._there[name] = next(self.root.glob(name), None) is not None if "*" in name else at.exists()
+        return self._there[name]
+
     def tests(self) -> list[Path]:
         """Every test file."""
         return sorted(path for pattern in TESTS for path in self.root.glob(pattern))
+
+
+def covers(paths: Iterable[str], name: str) -> bool:
+    """Whether a file is one of the paths or below one, or fits a pattern among them.
+
+    A pattern that ends with a name of its own (``packages/*/src``) covers what is below, too.
+    """
+    above = [name, *(parent.as_posix() for parent in PurePosixPath(name).parents)]
+    for path in paths:
+        if "*" not in path:
+            found = path in above
+        else:
+            found = any(map(_fits(path), [name] if "*" in path.rpartition("/")[2] else above))
+        if found:
+            return True
+    return False
+
+
+@cache
+def _fits(pattern: str) -> Callable[[str], re.Match[str] | None]:
+    """The pattern as an expression: ``**/`` stands for any folders, ``*`` for a part of one name."""
+    parts = re.split(r"(\*\*/|\*)", pattern)
+    return re.compile("".join({"**/": "(?:.*/)?", "*": "[^/]*"}.get(part, re.escape(part)) for part in parts)).fullmatch
 
 
 def main() -> None:
@@ -238,11 +354,15 @@ def main() -> None:
     parser.add_argument("--of", action="store_true", help="list the tests that stand on this file instead")
     given = parser.parse_args()
     closure, path = Closure(), given.file.resolve()
-    found = (
-        [test for test in closure.tests() if path in closure.stands_on(test)] if given.of else closure.stands_on(path)
-    )
-    for file in sorted(found):
-        print(file.relative_to(ROOT).as_posix())
+    name = path.relative_to(ROOT).as_posix()
+    if given.of:
+        tests = closure.tests()
+        found = [test for test in tests if path in closure.stands_on(test) or covers(closure.reads(test), name)]
+        names = [test.relative_to(ROOT).as_posix() for test in found]
+    else:
+        names = [file.relative_to(ROOT).as_posix() for file in closure.stands_on(path)] + [*closure.reads(path)]
+    for each in sorted(names):
+        print(each)
 
 
 if __name__ == "__main__":

@@ -6,28 +6,45 @@ import os
 import random
 import subprocess
 import sys
-from pathlib import Path
+from collections.abc import Callable, Iterable
+from pathlib import Path, PurePosixPath
 
 import pytest
 
-from closure import ROOT, Closure
+from changes import git
+from closure import ROOT, Closure, covers
 
 OBSERVER = """
 import os, sys
 
-seen = set()
+root, log, seen = os.environ["OBSERVED"], os.environ["OBSERVED_IN"], set()
+
+def ours(frame):  # whether code of ours opens or lists something, directly or through the standard library
+    while frame:
+        name = frame.f_code.co_filename
+        if "importlib" in name or "site-packages" in name:
+            return False
+        if name.startswith(root):
+            return ".venv" not in name
+        frame = frame.f_back
+    return False
 
 def note(event, arguments):
     if event == "exec":
         name = getattr(arguments[0], "co_filename", "")
-        if name.startswith(os.environ["OBSERVED"]) and name not in seen:
-            seen.add(name)
-            with open(os.environ["OBSERVED_IN"], "a", encoding="utf-8") as file:
-                file.write(name + "\\n")
+    elif event in ("open", "os.listdir", "os.scandir") and isinstance(arguments[0], (str, bytes, os.PathLike)):
+        event, name = "read", os.path.abspath(os.fsdecode(arguments[0]))
+    else:
+        return
+    if name.startswith(root) and (event, name) not in seen and (event == "exec" or ours(sys._getframe(1))):
+        seen.add((event, name))
+        with open(log, "a", encoding="utf-8") as file:
+            file.write(event + " " + name + "\\n")
 
 sys.addaudithook(note)
 """
-"""A ``sitecustomize`` that notes which files of ours Python executes, in child processes, too."""
+"""A ``sitecustomize`` that notes which files of ours Python executes, and which our code opens or lists, in child
+processes, too."""
 FEW = """
 import random
 
@@ -39,8 +56,8 @@ ALWAYS = {ROOT / name for name in ("conftest.py", "tools/changes.py", "tools/clo
 SLOW = ("tests/tools/", "tests/packaging/", "tests/oracle/", "packages/bitnet-core/tests/cpu/", "test_tiles", "bombs")
 
 
-def observed(test: Path, folder: Path) -> set[Path]:
-    """The files that Python executes when it runs three tests of a file."""
+def observed(test: Path, folder: Path) -> tuple[set[Path], set[Path]]:
+    """The files that Python executes when it runs three tests of a file, and what these read or list."""
     (folder / "sitecustomize.py").write_text(OBSERVER)
     (folder / "few_tests.py").write_text(FEW)
     log = folder / "observed.txt"
@@ -50,8 +67,34 @@ def observed(test: Path, folder: Path) -> set[Path]:
     command = [sys.executable, "-m", "pytest", "-q", "-n0", "-p", "few_tests", "-p", "no:cacheprovider", str(test)]
     done = subprocess.run(command, cwd=ROOT, env={**os.environ, **watched}, capture_output=True, text=True, check=False)
     assert done.returncode in (0, 1, 5), done.stdout + done.stderr  # a test that fails has run, too
-    files = {Path(line).resolve() for line in log.read_text(encoding="utf-8").splitlines()}
-    return {file for file in files if file.suffix == ".py" and ".venv" not in file.parts}
+    lines = [line.partition(" ") for line in log.read_text(encoding="utf-8").splitlines()]
+    executed, read = ({Path(path).resolve() for kind, _, path in lines if kind == each} for each in ("exec", "read"))
+    return {file for file in executed if file.suffix == ".py" and ".venv" not in file.parts}, read
+
+
+def unknown(read: Iterable[Path], test: Path, closure: Closure, declared: Iterable[str]) -> list[str]:
+    """What a test reads or lists of the repository's files without standing on it."""
+    paths = {*closure.reads(test), *declared, test.parent.relative_to(ROOT).as_posix()}
+    tracked = set(git("ls-files").splitlines())
+    tracked |= {parent.as_posix() for name in tracked for parent in PurePosixPath(name).parents}
+    others = {*read} - closure.stands_on(test) - ALWAYS
+    names = {path.relative_to(ROOT).as_posix() for path in others if path.is_relative_to(ROOT)} & tracked - {"."}
+    return sorted(name for name in names if not covers(paths, f"{name}/any" if (ROOT / name).is_dir() else name))
+
+
+Declared = Callable[[Path], "tuple[str, ...] | None"]
+
+
+@pytest.fixture
+def declared(pytestconfig: pytest.Config) -> Declared:
+    """What ``conftest.py`` declares of a long test file; None for a file that always runs."""
+    (module,) = [m for m in pytestconfig.pluginmanager.get_plugins() if hasattr(m, "TIERS")]
+
+    def find(test: Path) -> tuple[str, ...] | None:
+        key = module.longest(module.LONG, test)
+        return (*module.LONG[key], *module.EVERYWHERE) if key else None
+
+    return find
 
 
 @pytest.fixture(scope="module")
@@ -65,24 +108,34 @@ def drawn(count: int) -> list[Path]:
     return [ROOT / "packages/bitnet-core/tests/cli/test_plugins.py", *random.sample(tests, count)]
 
 
-def test_nothing_that_runs_is_missing(closure: Closure, tmp_path: Path) -> None:
-    for i, test in enumerate(drawn(2)):
+def test_nothing_that_runs_or_is_read_is_missing(closure: Closure, declared: Declared, tmp_path: Path) -> None:
+    charts = ROOT / "tests/tools/test_draw_charts.py"
+    for i, test in enumerate([*drawn(2), charts]):
         folder = tmp_path / str(i)
         folder.mkdir()
-        seen = observed(test, folder)
+        seen, read = observed(test, folder)
         assert test in seen
         assert sorted(seen - closure.stands_on(test) - ALWAYS) == [], test
+        if (paths := declared(test)) is not None:
+            assert unknown(read, test, closure, paths) == [], test
+        if test == charts:
+            assert ROOT / "docs/measurements/peers.json" in read
 
 
 @pytest.mark.nightly
-def test_nothing_that_runs_is_missing_from_any(closure: Closure, tmp_path: Path) -> None:
+def test_nothing_that_runs_or_is_read_is_missing_from_any(closure: Closure, declared: Declared, tmp_path: Path) -> None:
     missing: dict[str, list[Path]] = {}
+    not_named: dict[str, list[str]] = {}
     for i, test in enumerate(closure.tests()):
         folder = tmp_path / str(i)
         folder.mkdir()
-        if lacking := sorted(observed(test, folder) - closure.stands_on(test) - ALWAYS):
-            missing[test.relative_to(ROOT).as_posix()] = lacking
-    assert missing == {}
+        seen, read = observed(test, folder)
+        name = test.relative_to(ROOT).as_posix()
+        if lacking := sorted(seen - closure.stands_on(test) - ALWAYS):
+            missing[name] = lacking
+        if (paths := declared(test)) is not None and (lost := unknown(read, test, closure, paths)):
+            not_named[name] = lost
+    assert (missing, not_named) == ({}, {})
 
 
 PROJECT = """
@@ -145,6 +198,51 @@ def test_what_is_planted_is_found(tmp_path: Path, source: str, stands_on: set[st
     (package / "tests/conftest.py").write_text("")
     found = Closure(tmp_path).stands_on(test) - {test, package / "tests/conftest.py"}
     assert {"main" if path.name == "__main__.py" else path.stem for path in found} == stands_on
+
+
+@pytest.mark.parametrize(
+    ("source", "reads"),
+    [
+        ("ROOT / 'kernels' / 'opencl'", {"kernels/opencl"}),
+        ("ROOT / 'kernels/opencl/a.cl'", {"kernels/opencl/a.cl"}),
+        ("K = Path(__file__).parents[3] / 'kernels'\nK / 'opencl' / name", {"kernels", "kernels/opencl"}),
+        ("K = Path(__file__).resolve().parents[3] / 'kernels' / 'opencl'", {"kernels/opencl"}),
+        ("Path(__file__).parent / 'data.txt'", {"packages/bitnet-x/tests/data.txt"}),
+        ("ROOT / 'kernels' / name", {"kernels"}),
+        ("ROOT / 'packages' / name / 'README.md'", {"packages/*/README.md"}),
+        ("ROOT / f'{x}' / 'opencl'", {"*/opencl"}),
+        ("ROOT.glob('kernels/*/*.cl')", {"kernels/*/*.cl"}),
+        ("run('kernels/opencl')", {"kernels/opencl"}),
+        ("ROOT / 'kernels' / 'cuda'", set()),
+        ("tmp_path / 'kernels' / 'opencl'", set()),
+        ("sys.path.insert(0, ROOT / 'tools')", set()),
+    ],
+)
+def test_a_path_that_is_named_is_read(tmp_path: Path, source: str, reads: set[str]) -> None:
+    tests, kernels = tmp_path / "packages/bitnet-x/tests", tmp_path / "kernels/opencl"
+    for folder in (tests, kernels, tmp_path / "tools"):
+        folder.mkdir(parents=True)
+    for file in (kernels / "a.cl", tests / "data.txt", tests.parent / "README.md"):
+        file.write_text("")
+    (tests / "test_it.py").write_text(source)
+    assert Closure(tmp_path).reads(tests / "test_it.py") == reads
+
+
+@pytest.mark.parametrize(
+    ("path", "name", "inside"),
+    [
+        ("kernels", "kernels/opencl/a.cl", True),
+        ("kernels", "kernels_of/a.cl", False),
+        ("kernels/*/*.cl", "kernels/opencl/a.cl", True),
+        ("kernels/*/*.cl", "kernels/opencl/amd/a.cl", False),
+        ("kernels/**/*.cl", "kernels/opencl/amd/a.cl", True),
+        ("kernels/**/*.cl", "kernels/a.cl", True),
+        ("packages/*/src", "packages/bitnet-x/src/a/b.py", True),
+        ("packages/*", "packages/bitnet-x/src/a/b.py", False),
+    ],
+)
+def test_what_a_path_covers(path: str, name: str, inside: bool) -> None:
+    assert covers([path], name) == inside
 
 
 def test_a_module_that_is_gone_is_still_stood_on(tmp_path: Path) -> None:

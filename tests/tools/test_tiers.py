@@ -175,6 +175,20 @@ def test_of_what_has_not_changed_some_are_drawn(ran: Callable[..., set[str]], tm
     assert len(ran()) == 320
 
 
+def test_a_path_that_a_test_names_selects_it(ran: Callable[..., set[str]], tmp_path: Path) -> None:
+    """Nothing declares it, and nothing imports it."""
+    naming = "from pathlib import Path\n\nPAGE = Path(__file__).parents[3] / 'docs' / 'page.md'\n"
+    commit(tmp_path, "packages/bitnet-cuda/tests/conftest.py", naming)
+    commit(tmp_path, "docs/page.md", "1")
+    commit(tmp_path, "docs/other.md", "1")
+    (tmp_path / RECORD).write_text(git(tmp_path, "rev-parse", "HEAD"))
+    assert len(ran()) < 320
+    (tmp_path / "docs/other.md").write_text("2")
+    assert len(ran()) < 320
+    (tmp_path / "docs/page.md").write_text("2")
+    assert len(ran()) == 320
+
+
 def test_more_are_run_until_ci_has_passed_with_what_is_imported(ran: Callable[..., set[str]], tmp_path: Path) -> None:
     """However many commits ago it has changed, as far as the budget goes, and all where it is unknown when CI last
     passed. 40 of 320 are expected of tests that take 30 s each, and 10 where nothing has changed."""
