@@ -55,8 +55,9 @@ class NoText:
 def ordered(rng: np.random.Generator, limits: Limits, blocks: int) -> tuple[Program, list[int]]:
     """A program whose greedy answers follow an order of the vocabulary, and that order."""
     program, order = build(SHAPE, rng, limits, blocks, "f16"), rng.permutation(VOCAB)
-    table = program.weights["embd"].load()
-    assert isinstance(table, np.ndarray)
+    embedding = program.weights["embd"]
+    assert isinstance(embedding, DenseWeight)
+    table = embedding.load()
     head = np.empty_like(table)
     head[np.roll(order, -1)] = table[order]
     weights = {
@@ -64,7 +65,7 @@ def ordered(rng: np.random.Generator, limits: Limits, blocks: int) -> tuple[Prog
         for name, weight in program.weights.items()
     }
     weights["norm"] = DenseWeight((table.shape[1],), "f32", lambda: np.ones(table.shape[1], np.float32))
-    weights["head"] = DenseWeight(table.shape, "f16", lambda: head)
+    weights["head"] = replace(embedding, load=lambda: head)
     ops = [replace(op, weight="head") if isinstance(op, DenseMatmul) else op for op in program.ops]
     return replace(program, ops=ops, weights=weights), order.tolist()
 

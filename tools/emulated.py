@@ -33,6 +33,7 @@ from bitnet.core.cpu.backend import BACKEND
 from bitnet.core.cpu.device import CpuDevice
 from bitnet.core.cpu.lowering import LoweredProgram
 from bitnet.core.hal import (
+    BLOCK_TABLES,
     EXPERTS,
     HAL_API,
     LOGPROBS,
@@ -228,7 +229,7 @@ class EmulatedLibrary:
         return bytes(data)
 
 
-FEATURES = (PENALTIES, LOGPROBS, TERNARY_TABLES, STATES, EXPERTS, WINDOWS)
+FEATURES = (PENALTIES, LOGPROBS, BLOCK_TABLES, TERNARY_TABLES, STATES, EXPERTS, WINDOWS)
 """Those of every level."""
 
 

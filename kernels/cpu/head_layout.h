@@ -43,16 +43,19 @@ INLINE vf dither(uint32_t k) {
     return __builtin_convertvector((a ^ a >> 16) >> 8, vf) * 0x1p-24f - 0.5f;
 }
 
-/* Σ W[n, k]² over a part of the sampled rows, of each column; the parts do not depend on the number of threads. */
-static void head_squares(const head_pack_t *job, int64_t part, double *sums) {
+/* Σ W[n, k]² over a part of the sampled rows, of each column; the parts do not depend on the number of threads. `weights` is
+ * scratch. */
+static void head_squares(const head_pack_t *job, int64_t part, double *sums, float *weights) {
     const int64_t k = job->columns, stride = job->rows / HEAD_SAMPLED_ROWS + 1;
     memset(sums, 0, (size_t)k * sizeof *sums);
-    for (int64_t row = part * stride; row < job->rows; row += HEAD_PARTS * stride)
+    for (int64_t row = part * stride; row < job->rows; row += HEAD_PARTS * stride) {
+        weight_row(job->weight, (int)job->type, row, k, weights);
         for (int64_t i = 0; i < k; i += VL) {
             const int n = k - i < VL ? (int)(k - i) : VL;
-            const vd a = __builtin_convertvector(weight_load(job->weight, row * k + i, n, job->half), vd);
+            const vd a = __builtin_convertvector(v_load_part(weights + i, n), vd);
             for (int j = 0; j < n; j++) sums[i + j] += a[j] * a[j];
         }
+    }
 }
 
 static void head_column(const head_pack_t *job, int64_t k) {
@@ -67,10 +70,10 @@ static void head_column(const head_pack_t *job, int64_t k) {
  * a bound on the norm of the stored row, step · (code - offset) over the columns, that holds for every dither. */
 static float head_row(const head_pack_t *job, int64_t row, uint8_t *to, float *evened, uint8_t *codes) {
     const int64_t k = job->columns;
+    weight_row(job->weight, (int)job->type, row, k, evened);
     for (int64_t i = 0; i < k; i += VL) {
         const int n = k - i < VL ? (int)(k - i) : VL;
-        vf column = v_load_part(job->column + i, n);
-        v_store_part(evened + i, weight_load(job->weight, row * k + i, n, job->half) / column, n);
+        v_store_part(evened + i, v_load_part(evened + i, n) / v_load_part(job->column + i, n), n);
     }
     const float step = any_nan(evened, k) ? INFINITY : greatest_magnitude(evened, k) * (1.000001f / 7.5f);
     const float inverse = step > 0 && step < INFINITY ? 1.0f / step : 0.0f;
@@ -104,13 +107,13 @@ static size_t head_pack_scratch(int64_t columns, int threads) {
 
 static void head_pack(pool_t *pool, const head_pack_t *job, int thread) {
     const int64_t k = job->columns;
+    float *evened = (float *)((uint8_t *)(job->squares + HEAD_PARTS * k) + (size_t)thread * head_scratch_bytes(k));
+    uint8_t *codes = (uint8_t *)(evened + k + VL);
     for (int64_t part; (part = pool_take(pool, thread, HEAD_PARTS)) >= 0;)
-        head_squares(job, part, job->squares + part * k);
+        head_squares(job, part, job->squares + part * k, evened);
     pool_barrier(pool, thread);
     for (int64_t i; (i = pool_take(pool, thread, k)) >= 0;) head_column(job, i);
     pool_barrier(pool, thread);
-    float *evened = (float *)((uint8_t *)(job->squares + HEAD_PARTS * k) + (size_t)thread * head_scratch_bytes(k));
-    uint8_t *codes = (uint8_t *)(evened + k + VL);
     for (int64_t c; (c = pool_take(pool, thread, chunks_of(job->rows))) >= 0;) {
         float step = 0, norm = 0;
         for (int64_t row = c * HEAD_CHUNK; row < (c + 1) * HEAD_CHUNK && row < job->rows; row++) {

@@ -99,7 +99,7 @@ static void head_top(
 
 /* Prefetch a row of the weights. */
 static void head_fetch(const dense_matmul_op_t *dense, int64_t token) {
-    const int64_t bytes = dense->x.columns * (dense->half ? 2 : 4);
+    const int64_t bytes = weight_bytes(dense->type, dense->x.columns);
     const char *row = (const char *)dense->weight + token * bytes;
     for (int64_t i = 0; i < bytes; i += 64) __builtin_prefetch(row + i, 0, 2);
 }

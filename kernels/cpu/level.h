@@ -56,7 +56,7 @@ typedef struct {
 /* A dense matrix [rows, columns] to be stored as head_layout.h says. */
 typedef struct {
     const void *weight;
-    int64_t half, rows, columns;
+    int64_t type, rows, columns;
     uint8_t *codes;
     float *step, *chunk_step, *chunk_norm, *column, *offset;
     double *squares; /* scratch of head_pack_scratch bytes */

@@ -77,7 +77,7 @@ BN_API bool bitnet_head_pack(
         pool,
         {
             .weight = dense->weight,
-            .half = dense->half,
+            .type = dense->type,
             .rows = dense->out.columns,
             .columns = dense->x.columns,
             .codes = (uint8_t *)head->codes,

@@ -51,9 +51,12 @@ typedef struct {
     int64_t entry; /* elements of one */
 } state_t;
 
+/* How a dense matrix is stored: floats, or blocks of GGUF's types. */
+enum weight_type { WEIGHT_F32, WEIGHT_F16, WEIGHT_Q8_0, WEIGHT_Q4_0, WEIGHT_Q6_K, WEIGHT_Q4_K };
+
 typedef struct {
     const void *table; /* [V, D] */
-    int32_t half, pad;
+    int32_t type, pad;
     matrix_t out;
     transform_t transform;
 } embed_op_t;
@@ -207,7 +210,7 @@ typedef struct {
 typedef struct {
     matrix_t x;
     const void *weight; /* [N, K] */
-    int32_t half, pad;
+    int32_t type, pad;
     matrix_t out;
 } dense_matmul_op_t;
 

@@ -15,8 +15,11 @@ from bitnet.core.cpu.backend import BACKEND
 from bitnet.core.cpu.compact_head import CompactHead
 from bitnet.core.cpu.device import CpuDevice, CpuExecutable
 from bitnet.core.hal import (
+    BLOCK_SIZES,
     GREEDY,
     NO_TOKEN,
+    BlockType,
+    BlockWeight,
     DenseMatmul,
     Limits,
     Op,
@@ -28,6 +31,7 @@ from bitnet.core.hal import (
     StepLayout,
     run,
 )
+from bitnet.core.testing.block_tables import blocks_of, floats, random_blocks
 from bitnet.core.testing.rig import dense, tensor
 
 Array = npt.NDArray[np.float32]
@@ -53,7 +57,7 @@ class HeadAlone:
     """A program of nothing but a head, on one level of this processor."""
 
     def __init__(
-        self, library: ctypes.CDLL, level: str, weight: npt.NDArray[np.float16 | np.float32], rows: int
+        self, library: ctypes.CDLL, level: str, weight: npt.NDArray[np.float16 | np.float32] | BlockWeight, rows: int
     ) -> None:
         self.device = CpuDevice(BACKEND.probe().devices[0], library, level=level, threads=3)
         vocabulary, width = weight.shape
@@ -61,7 +65,13 @@ class HeadAlone:
         ops: list[Op] = [DenseMatmul("x", "head", "logits"), Sample("logits", "out")]
         limits = Limits(rows, rows, rows)
         self.layout = StepLayout(limits)
-        program = Program(ops, {s.name: s for s in specs}, {"head": dense(weight)}, limits, name="head")
+        program = Program(
+            ops,
+            {s.name: s for s in specs},
+            {"head": weight if isinstance(weight, BlockWeight) else dense(weight)},
+            limits,
+            name="head",
+        )
         self.executable: CpuExecutable = self.device.compile(program)
 
     def run(self, x: Array, params: SamplingParams, *, logits: bool) -> list[int]:
@@ -78,7 +88,7 @@ class HeadAlone:
 def head(library: ctypes.CDLL) -> Iterator[Callable[..., HeadAlone]]:
     made: list[HeadAlone] = []
 
-    def make(level: str, weight: npt.NDArray[np.float16 | np.float32], rows: int) -> HeadAlone:
+    def make(level: str, weight: npt.NDArray[np.float16 | np.float32] | BlockWeight, rows: int) -> HeadAlone:
         made.append(HeadAlone(library, level, weight, rows))
         return made[-1]
 
@@ -107,6 +117,25 @@ def test_tokens_are_those_of_the_exact_logits(
         x = rng.standard_normal((rows, width)).astype(np.float32)
         x[rng.integers(rows), rng.integers(width)] *= rng.choice([0, 1, 500])
         assert made.run(x, params, logits=False) == made.run(x, params, logits=True), params
+
+
+@pytest.mark.parametrize("level", LEVELS)
+@pytest.mark.parametrize("dtype", BLOCK_SIZES)
+def test_logits_of_blocks_are_those_of_their_floats(
+    head: Callable[..., HeadAlone], rng: np.random.Generator, level: str, dtype: BlockType
+) -> None:
+    """Bit for bit, and so the tokens, too, from a compact copy of either."""
+    columns, rows = BLOCK_SIZES[dtype][0], int(rng.integers(1, 12))
+    vocabulary, width = int(rng.integers(1, 700)), columns * int(rng.integers(1, 6))
+    data = random_blocks(rng, vocabulary, width, dtype)
+    packed, plain = (head(level, w, rows) for w in (blocks_of(data, width, dtype), floats(data, width, dtype)))
+    for params in DRAWS:
+        x = rng.standard_normal((rows, width)).astype(np.float32)
+        found = [made.run(x, params, logits=logits) for made in (packed, plain) for logits in (True, False)]
+        assert all(tokens == found[0] for tokens in found), params
+        for made in (packed, plain):
+            made.run(x, params, logits=True)
+        np.testing.assert_array_equal(packed.logits(rows), plain.logits(rows))
 
 
 @pytest.mark.parametrize("rows", [1, 4])

@@ -7,6 +7,7 @@ from bitnet.core.cpu.backend import BACKEND
 from bitnet.core.cpu.device import CpuDevice
 from bitnet.core.errors import DeviceError
 from bitnet.core.hal import (
+    BLOCK_TABLES,
     DETERMINISTIC,
     EXPERTS,
     HAL_API,
@@ -32,7 +33,7 @@ class LevelBackend:
     def probe(self) -> ProbeResult:
         chosen = {info.details.get("level") for info in BACKEND.probe().devices}
         rest = [level for level in native.levels(native.library().handle) if level not in chosen]
-        features = (PENALTIES, LOGPROBS, TERNARY_TABLES, DETERMINISTIC, KV_I8, STATES, EXPERTS, WINDOWS)
+        features = (PENALTIES, LOGPROBS, BLOCK_TABLES, TERNARY_TABLES, DETERMINISTIC, KV_I8, STATES, EXPERTS, WINDOWS)
         devices = [DeviceInfo("cpu", n, f"cpu:{n}", n, "", DeviceType.CPU, features=features) for n in rest]
         return ProbeResult(ProbeStatus.OK, devices)
 

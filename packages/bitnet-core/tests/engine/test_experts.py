@@ -12,7 +12,7 @@ import pytest
 
 from bitnet.core.engine import GenerationOptions
 from bitnet.core.gguf import unpack_ternary
-from bitnet.core.hal import DenseWeight, Device, Limits, SequenceStep, Step, StepLayout, Weight, run
+from bitnet.core.hal import DenseWeight, Device, Limits, SequenceStep, Step, StepLayout, TernaryWeight, Weight, run
 from bitnet.core.model import ModelConfig
 from bitnet.core.model.experts import Experts, Windows
 from bitnet.core.model.program import BLOCK_SIZE, build_program
@@ -129,6 +129,7 @@ def floats(config: ModelConfig, weights: dict[str, Weight]) -> dict[str, Any]:
         if isinstance(weight, DenseWeight):
             found[name] = weight.load().astype(np.float64)
             continue
+        assert isinstance(weight, TernaryWeight)
         data = weight.load()
         found[name] = (unpack_ternary(data.codes, shape[-1]) * data.scale.astype(np.float64)).reshape(shape)
     return found

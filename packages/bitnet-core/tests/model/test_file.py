@@ -14,11 +14,13 @@ import gguf
 import numpy as np
 import pytest
 
+from bitnet.core import load_model
 from bitnet.core.errors import InvalidInputError, ModelFileError
 from bitnet.core.gguf import GGMLType, GGUFFile, TensorSource, i2s_bytes, unpack_ternary, write_gguf
 from bitnet.core.gguf.types import BLOCKS
-from bitnet.core.hal import DenseWeight, TernaryWeight
+from bitnet.core.hal import BLOCK_TABLES, BlockWeight, DenseWeight, TernaryWeight
 from bitnet.core.model.file import open_model
+from bitnet.core.model.memory import weight_bytes
 from bitnet.core.model.weights import bind_weights, expected_weights
 from bitnet.core.support import mapped
 from bombs.base import GGUF, Shape
@@ -170,6 +172,59 @@ def test_what_the_rounding_of_embeddings_costs(tmp_path: Path, name: str) -> Non
     model.tensors["token_embd.weight"] = exact.astype(np.float32)
     weight = open_model(model.write(tmp_path)).weights["token_embd"]
     np.testing.assert_array_equal(weight.load(), exact)
+
+
+BLOCKY = {"Q8_0": (0,), "Q4_0": (0,), "Q6_K": (208,), "Q4_K": (0, 2)}
+"""Types that stay in their blocks, and where these have f16 numbers."""
+
+
+def in_blocks(name: str, rng: np.random.Generator) -> TensorSource:
+    """A table of 300 rows of random blocks."""
+    elements, size = BLOCKS[GGMLType[name]]
+    blocks = rng.integers(0, 256, (300 * 256 // elements, size), dtype=np.uint8)
+    for at in BLOCKY[name]:
+        blocks[:, at : at + 2] = (10.0 ** rng.uniform(-4, -2, (len(blocks), 1))).astype("<f2").view(np.uint8)
+    return TensorSource((300, 256), GGMLType[name], blocks)
+
+
+@pytest.mark.parametrize("tied", [True, False])
+@pytest.mark.parametrize("name", BLOCKY)
+def test_tables_stay_in_their_blocks_where_a_device_takes_them(tmp_path: Path, name: str, tied: bool) -> None:
+    """As the file has them, and a CPU computes what it does with the gguf package's values in F32."""
+    rng, theirs = np.random.default_rng(), gguf.GGMLQuantizationType[name]
+    packed, plain = GGUF(Shape(hidden=256, vocab=300)), {}
+    for table in ("token_embd.weight", *([] if tied else ["output.weight"])):
+        source = packed.tensors[table] = in_blocks(name, rng)
+        assert isinstance(source.data, np.ndarray)
+        plain[table] = gguf.quants.dequantize(source.data, theirs).reshape(300, 256)
+    path = packed.write(tmp_path)
+    weights = open_model(path).weights_for((BLOCK_TABLES,))
+    assert (weights["output"] is weights["token_embd"]) == tied
+    for table, source in ((name, packed.tensors[name]) for name in plain):
+        weight = weights[table.removesuffix(".weight")]
+        assert isinstance(weight, BlockWeight)
+        assert weight.dtype == name.lower()
+        np.testing.assert_array_equal(weight.load().reshape(-1), source.data.reshape(-1))
+    assert weight_bytes(weights) < weight_bytes(open_model(path).weights)
+    (tmp_path / "f32").mkdir()
+    packed.tensors |= plain
+    tokens, scores = rng.integers(0, 300, 40).tolist(), []
+    for file in (path, packed.write(tmp_path / "f32")):
+        with load_model(file, device="cpu") as model:
+            scores.append(model.score(tokens))
+    np.testing.assert_array_equal(*scores)
+
+
+@pytest.mark.parametrize("name", BLOCKY)
+def test_a_scale_that_is_not_finite_is_found_when_a_table_is_loaded(tmp_path: Path, name: str) -> None:
+    rng = np.random.default_rng()
+    model = GGUF(Shape(hidden=256, vocab=300))
+    source = model.tensors["token_embd.weight"] = in_blocks(name, rng)
+    block, at = rng.integers(len(source.data)), rng.choice(BLOCKY[name])
+    source.data[block, at : at + 2] = np.array([rng.choice([np.nan, np.inf, -np.inf])], "<f2").view(np.uint8)
+    for weights in ((file := open_model(model.write(tmp_path))).weights, file.weights_for((BLOCK_TABLES,))):
+        with pytest.raises(ModelFileError, match=r"token_embd\.weight.*not finite"):
+            weights["token_embd"].load()
 
 
 def test_f32_embeddings_and_f16_norms(tiny: Make) -> None:

@@ -99,12 +99,12 @@ class Memory(NamedTuple):
 
 def _memory(model: ModelFile) -> Memory:
     from bitnet.core.engine.setup import position_bytes, window_bytes
-    from bitnet.core.hal import TERNARY_TABLES
+    from bitnet.core.hal import BLOCK_TABLES, TERNARY_TABLES
     from bitnet.core.model.memory import token_bytes, weight_bytes
 
     config = model.config
     state = 0 if config.delta_net is None else 2 * config.delta_net.state_bytes
-    weights = model.weights_for({TERNARY_TABLES})
+    weights = model.weights_for({BLOCK_TABLES, TERNARY_TABLES})
     token = token_bytes(weights, config.experts)
     windows = window_bytes(config, "f16", config.context_length)
     return Memory(weight_bytes(weights), token, position_bytes(config, "f16"), windows, state)

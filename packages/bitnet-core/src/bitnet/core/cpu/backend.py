@@ -13,6 +13,7 @@ from bitnet.core.cpu.structures import OpKind
 from bitnet.core.cpu.threads import default_threads
 from bitnet.core.errors import DeviceError
 from bitnet.core.hal import (
+    BLOCK_TABLES,
     EXPERTS,
     HAL_API,
     KERNEL_FEATURES,
@@ -85,7 +86,7 @@ class CpuBackend:
             vendor=_vendor(system.cpu_model()),
             type=DeviceType.CPU,
             memory=system.memory_total(),
-            features=(*_FEATURES[level], *KERNEL_FEATURES, STATES, EXPERTS, WINDOWS),
+            features=(*_FEATURES[level], *KERNEL_FEATURES, BLOCK_TABLES, STATES, EXPERTS, WINDOWS),
             details={"level": level, "cores": str(default_threads()), "architecture": platform.machine()},
         )
 

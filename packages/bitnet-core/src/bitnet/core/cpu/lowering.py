@@ -18,6 +18,7 @@ from bitnet.core.cpu.structures import OpKind
 from bitnet.core.errors import InvalidInputError, OutOfMemoryError
 from bitnet.core.hal import (
     AddBias,
+    BlockWeight,
     CausalConv,
     DeltaGates,
     DeltaRule,
@@ -146,6 +147,8 @@ class LoweredProgram:
 
     def _dense_bytes(self, name: str) -> int:
         weight = self._source.weights[name]
+        if isinstance(weight, BlockWeight):
+            return weight.shape[0] * weight.row_bytes
         assert isinstance(weight, DenseWeight)
         return int(np.prod(weight.shape)) * NUMPY_DTYPES[weight.dtype].itemsize
 
@@ -249,12 +252,8 @@ class LoweredProgram:
         }
         used |= dict.fromkeys(sorted(name for name in tables if isinstance(weights[name], TernaryWeight)))
         packed = {name: self._packed_bytes(name) for name in used}
-        copied = {
-            name: int(np.prod(weight.shape)) * NUMPY_DTYPES[weight.dtype].itemsize
-            for name, weight in weights.items()
-            if isinstance(weight, DenseWeight)
-        }
-        copied = {name: size for name, size in copied.items() if size <= self.MAX_COPIED}
+        dense = {name: weight for name, weight in weights.items() if not isinstance(weight, TernaryWeight)}
+        copied = {name: size for name in dense if (size := self._dense_bytes(name)) <= self.MAX_COPIED}
         sizes = [size for both in packed.values() for size in both]
         arena = self._arena(sum(map(aligned, (*sizes, *copied.values()))), "the weights")
         for name in used:
@@ -263,12 +262,10 @@ class LoweredProgram:
             codes, scales = packed[name]
             self._ternary[name] = self._pack(name, weight, arena.take(codes), arena.take(scales) if scales else None)
         transposed = {op.weight for op in self._source.ops if isinstance(op, CausalConv)}
-        for name, weight in weights.items():
-            if isinstance(weight, DenseWeight):
-                where = arena.take(copied[name]) if name in copied else None
-                self._dense[name] = self._place(
-                    name, _transposed(name, weight) if name in transposed else weight, where
-                )
+        for name, matrix in dense.items():
+            where = arena.take(copied[name]) if name in copied else None
+            turned = _transposed(name, matrix) if isinstance(matrix, DenseWeight) and name in transposed else matrix
+            self._dense[name] = self._place(name, turned, where)
 
     def _packed_bytes(self, name: str) -> tuple[int, int]:
         """Packed bytes of a matrix's codes and of its scales; those of all experts, each of which is packed apart."""
@@ -295,8 +292,8 @@ class LoweredProgram:
         weight.release()
         return PackedMatrix(address, scales, shape[0], scale)
 
-    def _place(self, name: str, weight: DenseWeight, address: int | None) -> int:
-        """The address of a dense weight: copied to ``address``, or in place."""
+    def _place(self, name: str, weight: DenseWeight | BlockWeight, address: int | None) -> int:
+        """The address of a dense weight, or one in blocks: copied to ``address``, or in place."""
         array = loaded_dense(name, weight)
         if address is None:
             self._kept.append(array)

@@ -11,6 +11,7 @@ from bitnet.core.cpu.structures import OpKind
 from bitnet.core.hal import (
     AddBias,
     Attention,
+    BlockWeight,
     CausalConv,
     CenterRows,
     DeltaGates,
@@ -50,7 +51,7 @@ class Operands(NamedTuple):
 
     Attributes:
         matrices: Tensors.
-        dense: Addresses of dense weights.
+        dense: Addresses of dense weights, and of those in blocks.
         layers: Parts of the KV cache.
         slots: Addresses of the marks and of the biases.
         keep: Keeps structures alive and returns their address.
@@ -73,9 +74,11 @@ class Operands(NamedTuple):
         """The address of a dense weight that may be missing."""
         return None if weight is None else self.dense[weight]
 
-    def half(self, weight: str) -> bool:
-        dense = self.program.weights[weight]
-        return isinstance(dense, DenseWeight) and dense.dtype == "f16"
+    def type(self, name: str) -> int:
+        """The number of a dense matrix's type."""
+        weight = self.program.weights[name]
+        assert isinstance(weight, DenseWeight | BlockWeight)
+        return structures.WEIGHT_TYPES.index(weight.dtype)
 
     def transform(self, transform: Transform | None) -> structures.TransformOf:
         if transform is None:
@@ -101,7 +104,7 @@ def lower(op: Op, at: Operands) -> structures.Op:
         rest = matrix[op.out], at.transform(op.transform)
         if op.table in at.ternary:
             return structures.Op(OpKind.TABLE_EMBED, table_embed=structures.TableEmbedOp(*at.table(op.table), *rest))
-        return structures.Op(OpKind.EMBED, embed=structures.EmbedOp(dense[op.table], at.half(op.table), 0, *rest))
+        return structures.Op(OpKind.EMBED, embed=structures.EmbedOp(dense[op.table], at.type(op.table), 0, *rest))
     if isinstance(op, NormQuant):
         results = matrix[op.out], at.address(op.scale), at.transform(op.transform)
         norm = structures.NormQuantOp(matrix[op.x], at.vector(op.weight), op.eps, 0, *results)
@@ -137,7 +140,7 @@ def lower(op: Op, at: Operands) -> structures.Op:
         table = structures.TableMatmulOp(matrix[op.x], *at.table(op.weight), matrix[op.out])
         return structures.Op(OpKind.TABLE_MATMUL, table_matmul=table)
     if isinstance(op, DenseMatmul):
-        head = structures.DenseMatmulOp(matrix[op.x], dense[op.weight], at.half(op.weight), 0, matrix[op.out])
+        head = structures.DenseMatmulOp(matrix[op.x], dense[op.weight], at.type(op.weight), 0, matrix[op.out])
         return structures.Op(OpKind.DENSE_MATMUL, dense_matmul=head)
     if isinstance(op, Sample):
         slots = at.slots if op is at.program.ops[-1] else (None, None)

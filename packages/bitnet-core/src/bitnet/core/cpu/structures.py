@@ -51,7 +51,7 @@ class State(ctypes.Structure):
 class EmbedOp(ctypes.Structure):
     _fields_ = (
         ("table", c_void_p),
-        ("half", c_int32),
+        ("type", c_int32),
         ("pad", c_int32),
         ("out", Matrix),
         ("transform", TransformOf),
@@ -254,7 +254,7 @@ class ExpertMatmulOp(ctypes.Structure):
 
 
 class DenseMatmulOp(ctypes.Structure):
-    _fields_ = (("x", Matrix), ("weight", c_void_p), ("half", c_int32), ("pad", c_int32), ("out", Matrix))
+    _fields_ = (("x", Matrix), ("weight", c_void_p), ("type", c_int32), ("pad", c_int32), ("out", Matrix))
 
 
 class SampleOp(ctypes.Structure):
@@ -311,6 +311,10 @@ class Op(ctypes.Structure):
 
 KV_TYPES = "f32", "f16", "i8"
 """Types of the KV cache, numbered as in ``enum kv_type`` of ``kernels/cpu/program.h``."""
+
+
+WEIGHT_TYPES = "f32", "f16", "q8_0", "q4_0", "q6_k", "q4_k"
+"""Types of dense matrices, numbered as in ``enum weight_type`` of ``kernels/cpu/program.h``."""
 
 
 class KV(ctypes.Structure):

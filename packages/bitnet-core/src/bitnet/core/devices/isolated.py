@@ -19,6 +19,7 @@ import numpy.typing as npt
 from bitnet.core import hal
 from bitnet.core.errors import BitNetError, DeviceError, DeviceLostError
 from bitnet.core.hal import (
+    BlockWeight,
     Device,
     DeviceInfo,
     ExecutableStats,
@@ -148,7 +149,7 @@ def _described(weight: Weight) -> tuple[Any, ...]:
     """A picklable description of a weight, without its ``load``."""
     if isinstance(weight, TernaryWeight):
         return "ternary", weight.shape, weight.group
-    return "dense", weight.shape, weight.dtype
+    return "blocks" if isinstance(weight, BlockWeight) else "dense", weight.shape, weight.dtype
 
 
 def _loaded(weight: Weight) -> Any:

@@ -9,6 +9,7 @@ from typing import Any, TypeAlias
 from bitnet.core.devices import registry
 from bitnet.core.errors import BitNetError, DeviceError
 from bitnet.core.hal import (
+    BlockWeight,
     DenseWeight,
     Device,
     DeviceInfo,
@@ -110,4 +111,6 @@ class _Served:
 
         if kind == "ternary":
             return TernaryWeight((shape[0], shape[1]), load, group=more)
+        if kind == "blocks":
+            return BlockWeight((shape[0], shape[1]), more, load)
         return DenseWeight(shape, more, load)

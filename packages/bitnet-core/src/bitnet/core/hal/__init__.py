@@ -5,6 +5,7 @@ from bitnet.core.hal.device import Device, Executable, ExecutableStats, Logprobs
 from bitnet.core.hal.executable import Begun, CheckedExecutable, Passes
 from bitnet.core.hal.experts import ExpertMatmul, Route
 from bitnet.core.hal.features import (
+    BLOCK_TABLES,
     DETERMINISTIC,
     EXPERTS,
     KERNEL_FEATURES,
@@ -19,9 +20,12 @@ from bitnet.core.hal.features import (
 )
 from bitnet.core.hal.probe import DeviceInfo, DeviceType, ProbeResult, ProbeStatus
 from bitnet.core.hal.program import (
+    BLOCK_SIZES,
     NO_TOKEN,
     AddBias,
     Attention,
+    BlockType,
+    BlockWeight,
     CenterRows,
     DenseMatmul,
     DenseWeight,
@@ -59,6 +63,8 @@ from bitnet.core.hal.step import (
 )
 
 __all__ = [
+    "BLOCK_SIZES",
+    "BLOCK_TABLES",
     "DETERMINISTIC",
     "EXPERTS",
     "GREEDY",
@@ -82,6 +88,8 @@ __all__ = [
     "Attention",
     "Backend",
     "Begun",
+    "BlockType",
+    "BlockWeight",
     "CausalConv",
     "CenterRows",
     "CheckedExecutable",

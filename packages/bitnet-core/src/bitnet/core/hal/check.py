@@ -9,12 +9,13 @@ import numpy.typing as npt
 
 from bitnet.core.errors import InvalidInputError, UnsupportedProgramError
 from bitnet.core.hal.experts import ExpertMatmul, Route
-from bitnet.core.hal.features import DETERMINISTIC, EXPERTS, KV_I8, STATES, TERNARY_TABLES, WINDOWS
+from bitnet.core.hal.features import BLOCK_TABLES, DETERMINISTIC, EXPERTS, KV_I8, STATES, TERNARY_TABLES, WINDOWS
 from bitnet.core.hal.operands import Lookup, described, operands
 from bitnet.core.hal.probe import DeviceInfo
 from bitnet.core.hal.program import (
     NUMPY_DTYPES,
     Attention,
+    BlockWeight,
     DenseMatmul,
     DenseWeight,
     Embed,
@@ -38,10 +39,10 @@ def check_features(program: Program, info: DeviceInfo) -> None:
 
     Raises:
         UnsupportedProgramError: The program is deterministic, its cache is ``i8``, it has states or transforms, experts
-            or windows, or its embedding or head is ternary, and the device does not list
+            or windows, or its embedding or head is ternary or in blocks, and the device does not list
             :data:`~bitnet.core.hal.DETERMINISTIC`, :data:`~bitnet.core.hal.KV_I8`, :data:`~bitnet.core.hal.STATES`,
-            :data:`~bitnet.core.hal.EXPERTS`, :data:`~bitnet.core.hal.WINDOWS` or
-            :data:`~bitnet.core.hal.TERNARY_TABLES`.
+            :data:`~bitnet.core.hal.EXPERTS`, :data:`~bitnet.core.hal.WINDOWS`,
+            :data:`~bitnet.core.hal.TERNARY_TABLES` or :data:`~bitnet.core.hal.BLOCK_TABLES`.
     """
     if program.deterministic and DETERMINISTIC not in info.features:
         hint = "Leave deterministic out (BITNET_DETERMINISTIC=0), or use a device that 'bitnet devices' lists with it."
@@ -60,6 +61,9 @@ def check_features(program: Program, info: DeviceInfo) -> None:
             raise UnsupportedProgramError(f"it computes no {what}.", device=info.name, hint=hint)
     if TERNARY_TABLES not in info.features and any(ternary_table(program, op) for op in program.ops):
         what = f"it lacks the feature {TERNARY_TABLES!r}: it supports only float embeddings and heads."
+        raise UnsupportedProgramError(what, device=info.name)
+    if BLOCK_TABLES not in info.features and any(isinstance(w, BlockWeight) for w in program.weights.values()):
+        what = f"it lacks the feature {BLOCK_TABLES!r}: it supports no embeddings and heads in blocks."
         raise UnsupportedProgramError(what, device=info.name)
 
 
@@ -126,17 +130,21 @@ def loaded_ternary(name: str, weight: TernaryWeight) -> TernaryData:
     return data
 
 
-def loaded_dense(name: str, weight: DenseWeight) -> npt.NDArray[Any]:
-    """Load a dense weight, check it against its declaration, and return it C-contiguous.
+def loaded_dense(name: str, weight: DenseWeight | BlockWeight) -> npt.NDArray[Any]:
+    """Load a dense weight, or one in blocks, check it against its declaration, and return it C-contiguous.
 
     Raises:
         InvalidInputError: The array's shape or type is not as declared.
     """
     array = weight.load()
-    wanted = np.dtype(NUMPY_DTYPES[weight.dtype])
-    if array.shape != weight.shape or array.dtype != wanted:
+    if isinstance(weight, BlockWeight):
+        shape: tuple[int, ...] = (weight.shape[0], weight.row_bytes)
+        wanted = np.dtype(np.uint8)
+    else:
+        shape, wanted = weight.shape, np.dtype(NUMPY_DTYPES[weight.dtype])
+    if array.shape != shape or array.dtype != wanted:
         found = f"{array.dtype}{list(array.shape)}"
-        raise InvalidInputError(f"weight {name!r} loads as {found}; {wanted}{list(weight.shape)} was declared.")
+        raise InvalidInputError(f"weight {name!r} loads as {found}; {wanted}{list(shape)} was declared.")
     return np.ascontiguousarray(array)
 
 

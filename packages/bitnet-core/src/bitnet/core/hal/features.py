@@ -6,6 +6,8 @@ UnsupportedProgramError.
 
 from __future__ import annotations
 
+BLOCK_TABLES = "block-tables"
+"""Programs whose ``Embed`` or ``DenseMatmul`` names a :class:`~bitnet.core.hal.BlockWeight`."""
 DETERMINISTIC = "deterministic"
 """Programs with :attr:`~bitnet.core.hal.Program.deterministic`."""
 EXPERTS = "experts"
@@ -29,5 +31,5 @@ TERNARY_TABLES = "ternary-tables"
 WINDOWS = "windows"
 """Programs with layers that attend to a window of positions (:class:`~bitnet.core.hal.Attention`)."""
 KERNEL_FEATURES = (DETERMINISTIC, KV_I8, LOGPROBS, PENALTIES, TERNARY_TABLES)
-"""The features of a device that has every kernel of ``kernels/README.md`` but those of recurrent layers,
-experts and windows."""
+"""The features of a device that has every kernel of ``kernels/README.md`` but those of recurrent layers, experts,
+windows and tables in blocks."""

@@ -8,8 +8,10 @@ from collections.abc import Iterator, Sequence
 from bitnet.core.errors import InvalidInputError
 from bitnet.core.hal.experts import ExpertMatmul, Route
 from bitnet.core.hal.program import (
+    BLOCK_SIZES,
     AddBias,
     Attention,
+    BlockWeight,
     CenterRows,
     DenseMatmul,
     DenseWeight,
@@ -25,6 +27,7 @@ from bitnet.core.hal.program import (
     TensorSpec,
     TernaryMatmul,
     TernaryWeight,
+    Weight,
 )
 from bitnet.core.hal.recurrent import CausalConv, DeltaGates, DeltaRule, GatedQuant, StateSpec, Transform
 
@@ -56,8 +59,13 @@ class Lookup:
         return weight
 
     def table(self, name: str, columns: int | None) -> tuple[int, int]:
-        """The shape of an embedding or head matrix: dense, or ternary with groups."""
+        """The shape of an embedding or head matrix: dense, in blocks, or ternary with groups."""
         weight = self.program.weights.get(name)
+        if isinstance(weight, BlockWeight):
+            rows, width = weight.shape
+            if width != (width if columns is None else columns) or width % BLOCK_SIZES[weight.dtype][0]:
+                raise InvalidInputError(f"needs weight {name!r} of {columns} columns but finds {described(weight)}.")
+            return rows, width
         if not isinstance(weight, TernaryWeight):
             rows, width = self.dense(name, None, columns, f16=True).shape
             return rows, width
@@ -284,7 +292,7 @@ def _multiple_of_4(n: int, name: str) -> int:
     return n
 
 
-def described(operand: TensorSpec | DenseWeight | TernaryWeight | None) -> str:
+def described(operand: TensorSpec | Weight | None) -> str:
     if operand is None:
         return "none"
     dtype = "ternary" if isinstance(operand, TernaryWeight) else operand.dtype

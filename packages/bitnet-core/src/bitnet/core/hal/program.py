@@ -75,13 +75,44 @@ class DenseWeight:
     release: Callable[[], None] = lambda: None
 
 
-Weight: TypeAlias = TernaryWeight | DenseWeight
+BlockType: TypeAlias = Literal["q8_0", "q4_0", "q6_k", "q4_k"]
+"""A type of GGUF files whose blocks hold quantised numbers."""
+BLOCK_SIZES: Mapping[BlockType, tuple[int, int]] = {
+    "q8_0": (32, 34),
+    "q4_0": (32, 18),
+    "q6_k": (256, 210),
+    "q4_k": (256, 144),
+}
+"""Columns and bytes of a block."""
+
+
+@dataclass(frozen=True, slots=True)
+class BlockWeight:
+    """A matrix of floats ``W[N, K]`` in blocks, as its file has it; K is a multiple of a block's columns.
+
+    ``load`` returns ``uint8[N, row_bytes]``, mapped if possible. An element is the f32 number that ggml's dequantiser
+    makes of it.
+    """
+
+    shape: tuple[int, int]
+    dtype: BlockType
+    load: Callable[[], npt.NDArray[np.uint8]]
+    release: Callable[[], None] = lambda: None
+
+    @property
+    def row_bytes(self) -> int:
+        """Bytes of a row."""
+        columns, size = BLOCK_SIZES[self.dtype]
+        return self.shape[1] // columns * size
+
+
+Weight: TypeAlias = TernaryWeight | DenseWeight | BlockWeight
 
 
 @dataclass(frozen=True, slots=True)
 class Embed:
     """``out[m] = table[tokens[m]]`` as f32. The table is dense, or ternary with groups
-    (:data:`~bitnet.core.hal.TERNARY_TABLES`).
+    (:data:`~bitnet.core.hal.TERNARY_TABLES`), or in blocks (:data:`~bitnet.core.hal.BLOCK_TABLES`).
 
     A ``transform`` is undone: the row is transformed in blocks first and then multiplied by the signs.
     """
@@ -199,7 +230,8 @@ class NormRows:
 class DenseMatmul:
     """``out[R, N] = x[R, K] · weightᵀ`` with f32 accumulation.
 
-    The weight is dense, or ternary with groups (:data:`~bitnet.core.hal.TERNARY_TABLES`).
+    The weight is dense, or ternary with groups (:data:`~bitnet.core.hal.TERNARY_TABLES`), or in blocks
+    (:data:`~bitnet.core.hal.BLOCK_TABLES`).
     """
 
     x: str

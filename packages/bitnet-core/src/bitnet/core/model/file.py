@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING
 from bitnet.core.errors import InvalidInputError
 from bitnet.core.gguf import GGUFFile, MetadataValue
 from bitnet.core.gguf.ternary import I2S_LAYOUTS, I2SLayout
-from bitnet.core.hal import TERNARY_TABLES, TernaryWeight, Weight
+from bitnet.core.hal import BLOCK_TABLES, TERNARY_TABLES, TernaryWeight, Weight
 from bitnet.core.model.config import ModelConfig, read_config
-from bitnet.core.model.weights import bind_weights, ternary_tables
+from bitnet.core.model.weights import bind_weights, block_tables, ternary_tables
 from bitnet.core.support import log
 from bitnet.core.support.foreign import label
 
@@ -42,14 +42,18 @@ class ModelFile:
         self.weights: Mapping[str, Weight] = bind_weights(file, self.config, layout)
 
     def weights_for(self, features: Collection[str]) -> Mapping[str, Weight]:
-        """The weights for a device with these features: embedding and head stay ternary if they are and the device can.
+        """The weights for a device with these features: embedding and head stay as the file has them, ternary or in
+        blocks of quantised numbers, if the device can.
 
         Raises:
             ModelFileError: The file has changed, and parts of it are lost.
         """
-        if TERNARY_TABLES not in features:
-            return self.weights
-        return {**self.weights, **ternary_tables(self.gguf, self.config)}
+        tables: dict[str, Weight] = {}
+        if BLOCK_TABLES in features:
+            tables |= block_tables(self.gguf, self.config)
+        if TERNARY_TABLES in features:
+            tables |= ternary_tables(self.gguf, self.config)
+        return {**self.weights, **tables} if tables else self.weights
 
     @property
     def metadata(self) -> Mapping[str, MetadataValue]:

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from math import prod
 
 from bitnet.core.gguf.ternary import row_bytes
-from bitnet.core.hal import TernaryWeight, Weight
+from bitnet.core.hal import BlockWeight, TernaryWeight, Weight
 from bitnet.core.model.experts import EXPERTS, Experts
 
 
@@ -32,6 +32,8 @@ def token_bytes(weights: Mapping[str, Weight], experts: Experts | None) -> int:
 
 
 def _bytes(weight: Weight) -> int:
+    if isinstance(weight, BlockWeight):
+        return weight.shape[0] * weight.row_bytes
     if not isinstance(weight, TernaryWeight):
         return prod(weight.shape) * (4 if weight.dtype == "f32" else 2)
     n, k = weight.shape

@@ -15,7 +15,7 @@ from bitnet.core.gguf.blocks import block_scales
 from bitnet.core.gguf.quants import DECODERS, decode
 from bitnet.core.gguf.ternary import BLOCK_TYPES, LOOKUP_TYPES, I2SLayout, check_ternary, holds_threes, load_ternary
 from bitnet.core.gguf.types import BLOCKS
-from bitnet.core.hal import DenseWeight, TernaryData, TernaryWeight, Weight
+from bitnet.core.hal import BlockType, BlockWeight, DenseWeight, TernaryData, TernaryWeight, Weight
 from bitnet.core.model.config import ModelConfig
 from bitnet.core.model.hadamard import PREFIX, Hadamard
 from bitnet.core.model.rope import LongRope
@@ -191,6 +191,40 @@ def ternary_tables(file: GGUFFile, config: ModelConfig) -> Mapping[str, TernaryW
     if config.tied_embeddings and "token_embd" in tables:
         tables["output"] = tables["token_embd"]
     return tables
+
+
+_BLOCK_SCALES = {GGMLType.Q8_0: (0,), GGMLType.Q4_0: (0,), GGMLType.Q6_K: (208,), GGMLType.Q4_K: (0, 2)}
+"""Types whose tables may stay in their blocks, and where f16 numbers are in a block."""
+
+
+def block_tables(file: GGUFFile, config: ModelConfig) -> Mapping[str, BlockWeight]:
+    """The embedding and the head, if the file stores them in blocks of quantised numbers.
+
+    For devices with the feature :data:`~bitnet.core.hal.BLOCK_TABLES`. A table that a scale is folded into is left out.
+    """
+    factors = folded_scales(config)
+    tables: dict[str, BlockWeight] = {}
+    for name in ("token_embd", "output"):
+        tensor = file.tensors.get(f"{name}.weight")
+        if tensor is not None and tensor.type in _BLOCK_SCALES and factors.get(name, 1.0) == 1:
+            tables[name] = _blocks(file, tensor)
+    if config.tied_embeddings and "token_embd" in tables:
+        tables["output"] = tables["token_embd"]
+    return tables
+
+
+def _blocks(file: GGUFFile, tensor: TensorInfo) -> BlockWeight:
+    dtype: BlockType = tensor.type.name.lower()  # type: ignore[assignment]
+
+    def load() -> npt.NDArray[np.uint8]:
+        blocks = file.data(tensor).reshape(-1, BLOCKS[tensor.type][1])
+        for at in _BLOCK_SCALES[tensor.type]:
+            exponents = blocks[:, at + 1] & np.uint8(0x7C)  # of little-endian f16: all ones where it is not finite
+            if (exponents == 0x7C).any():
+                raise file.error("a value is not finite.", tensor=tensor.name)
+        return blocks.reshape(tensor.shape[0], -1)
+
+    return BlockWeight((tensor.shape[0], tensor.shape[1]), dtype, load, lambda: file.release(tensor))
 
 
 def _scales_of(file: GGUFFile, config: ModelConfig) -> Scales:

@@ -11,7 +11,10 @@ import numpy as np
 import numpy.typing as npt
 
 from bitnet.core.errors import DeviceError, OutOfMemoryError
+from bitnet.core.gguf import GGMLType
+from bitnet.core.gguf.quants import decode
 from bitnet.core.hal import (
+    BLOCK_TABLES,
     EXPERTS,
     IN_OUTPUT,
     KV_I8,
@@ -24,6 +27,7 @@ from bitnet.core.hal import (
     AddBias,
     Attention,
     Begun,
+    BlockWeight,
     CausalConv,
     CenterRows,
     CheckedExecutable,
@@ -68,7 +72,7 @@ NUMPY_INFO = DeviceInfo(
     description="numpy reference device",
     vendor="numpy",
     type=DeviceType.CPU,
-    features=(PENALTIES, LOGPROBS, TERNARY_TABLES, KV_I8, STATES, EXPERTS, WINDOWS),
+    features=(PENALTIES, LOGPROBS, BLOCK_TABLES, TERNARY_TABLES, KV_I8, STATES, EXPERTS, WINDOWS),
     details={"numpy": np.__version__},
 )
 """``cpu:numpy``. Its memory is the host's; the size is not known here."""
@@ -134,7 +138,8 @@ class ReferenceDevice:
 
 
 class ReferenceExecutable(CheckedExecutable):
-    """A program on the numpy device. Weights are used as their ``load`` returns them, packed or mapped."""
+    """A program on the numpy device. Weights are used as their ``load`` returns them, packed or mapped; those in blocks
+    are decoded."""
 
     def __init__(self, device: ReferenceDevice, program: Program) -> None:
         super().__init__(device.info, program)
@@ -159,6 +164,9 @@ class ReferenceExecutable(CheckedExecutable):
         for name, weight in program.weights.items():
             if isinstance(weight, DenseWeight):
                 self._dense[name] = loaded_dense(name, weight)
+            elif isinstance(weight, BlockWeight):
+                self._dense[name] = np.empty(weight.shape, np.float32)
+                decode(GGMLType[weight.dtype.upper()], loaded_dense(name, weight), self._dense[name])
             else:
                 self._ternary[name] = loaded_ternary(name, weight)
         self._cache: npt.NDArray[Any] = np.empty(0)

@@ -9,7 +9,7 @@ import numpy.typing as npt
 
 from bitnet.core.cpu.lowering import LoweredProgram
 from bitnet.core.cpu.memory import LINE, Arena, aligned
-from bitnet.core.hal import DenseWeight
+from bitnet.core.hal import BlockWeight, DenseWeight
 from bitnet.core.hal.check import loaded_dense
 from bitnet.core.testing.guard import guarded
 
@@ -53,7 +53,7 @@ class GuardedProgram(LoweredProgram):
         self._arenas.append(arena)
         return arena
 
-    def _place(self, name: str, weight: DenseWeight, address: int | None) -> int:
+    def _place(self, name: str, weight: DenseWeight | BlockWeight, address: int | None) -> int:
         if address is not None:
             return super()._place(name, weight, address)
         array = loaded_dense(name, weight)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from bitnet.core.testing.attention import AttentionTests
+from bitnet.core.testing.block_tables import BlockTableTests
 from bitnet.core.testing.determinism import DeterminismTests
 from bitnet.core.testing.experts import ExpertTests
 from bitnet.core.testing.heads import HeadTests
@@ -38,6 +39,7 @@ class ConformanceSuite(
     Int8CacheTests,
     HeadTests,
     TableTests,
+    BlockTableTests,
     SampleTests,
     PenaltyTests,
     LogprobTests,

@@ -97,10 +97,9 @@ def scores(x: Array, codes: npt.NDArray[np.int8], scales: F16) -> tuple[npt.NDAr
     return exact, (1e-6 * groups.sum(axis=2) + greatest) @ sizes + 1e-37
 
 
-def taken(device: Device) -> AbstractContextManager[None]:
-    """Context for programs that a device without the feature ``ternary-tables`` may refuse with
-    ``UnsupportedProgramError``."""
-    return nullcontext() if TERNARY_TABLES in device.info.features else suppress(UnsupportedProgramError)
+def taken(device: Device, feature: str = TERNARY_TABLES) -> AbstractContextManager[None]:
+    """Context for programs that a device without the feature may refuse with ``UnsupportedProgramError``."""
+    return nullcontext() if feature in device.info.features else suppress(UnsupportedProgramError)
 
 
 def check_embed(device: Device, rng: np.random.Generator, case: Table) -> None:
