@@ -42,7 +42,8 @@ def decode(
         if bits is not None:
             flat.view(np.uint16)[begin * elements : begin * elements + bits.size] = bits.reshape(-1)
             continue
-        chunk = decoder(blocks[begin : begin + step]).reshape(-1)
+        with np.errstate(invalid="ignore", over="ignore"):  # refused below
+            chunk = decoder(blocks[begin : begin + step]).reshape(-1)
         if factor != 1:
             chunk = chunk * np.float32(factor)
         if not np.abs(chunk).max() <= limit:
