@@ -10,6 +10,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from functools import partial
 from multiprocessing.connection import Listener
@@ -17,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+import numpy as np
 import pytest
 
 from bitnet.core import Model
@@ -69,6 +71,35 @@ def models_of(pid: int) -> set[int]:
 def chat(server: Any, model: str, **fields: Any) -> httpx.Response:
     answer: httpx.Response = server.chat(model=model, **fields)
     return answer
+
+
+def test_vectors_are_those_of_a_model_in_this_process(server: Any, demo: Any) -> None:
+    texts = ["What is BitNet?", "Weather", "word " * 300]
+    for pooling in ("mean", "last"):
+        made = server.client.post("/v1/embeddings", json={"model": "a", "input": texts, "pooling": pooling}).json()
+        rows = np.array([one["embedding"] for one in made["data"]], np.float32)
+        np.testing.assert_array_equal(rows, demo.model.embed(texts, pooling=pooling))
+    ranked = server.client.post("/v1/rerank", json={"model": "b", "query": texts[0], "documents": texts}).json()
+    assert ranked["results"][0]["index"] == 0
+    too_long = server.client.post("/v1/embeddings", json={"model": "a", "input": "word " * 2000})
+    assert (too_long.status_code, "text 0 has" in too_long.text) == (400, True)
+
+
+def test_a_crash_while_vectors_are_computed() -> None:
+    isolated = load(default_model_path())
+    try:
+        with pytest.raises(InvalidInputError, match="has the token"):
+            isolated.embed([[10**6]])
+        with ThreadPoolExecutor(1) as pool:
+            waiting = pool.submit(isolated.embed, [[5] * 900] * 500)
+            until(lambda: bool(isolated._running))
+            os.kill(isolated.model._process.pid, signal.SIGKILL)
+            with pytest.raises(DeviceLostError):
+                waiting.result(30)
+        with pytest.raises(DeviceLostError):
+            isolated.embed([[5]])
+    finally:
+        isolated.model.close()
 
 
 def test_answers_are_those_of_a_model_in_this_process(server: Any, demo: Any) -> None:

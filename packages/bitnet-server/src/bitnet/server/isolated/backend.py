@@ -6,6 +6,7 @@ import asyncio
 import itertools
 import secrets
 import threading
+from array import array
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Sequence
 from concurrent.futures import Future
@@ -26,11 +27,15 @@ from bitnet.core.support.helper.values import dumped, loaded
 from bitnet.server.forms.structured import Form, InThread
 from bitnet.server.forms.token_rules import TokenRules
 from bitnet.server.generation.work import Carried, Part, Work, carried, work_arguments
-from bitnet.server.isolated.facts import Facts
+from bitnet.server.isolated.facts import Facts, Texts
 
 if TYPE_CHECKING:
+    import numpy as np
+    import numpy.typing as npt
+
     from bitnet.core.devices.select import Selection
     from bitnet.core.engine.options import OptionArguments
+    from bitnet.core.model.pooling import Pooling
 
 LOAD_SECONDS = 3600.0
 """Maximum seconds to load a model."""
@@ -149,12 +154,10 @@ class IsolatedModel(FileBacked):
 class Isolated:
     """The back end whose generations are computed by the model's process."""
 
-    embed = None
-
     def __init__(self, model: IsolatedModel, connection: Any) -> None:
         self.model, self._connection = model, connection
         self._numbers = itertools.count()
-        self._running: dict[int, _Answer] = {}
+        self._running: dict[int, _Answer | _Vectors] = {}
         self._lock = threading.Lock()
         threading.Thread(target=self._read, name="bitnet-isolated", daemon=True).start()
 
@@ -174,12 +177,17 @@ class Isolated:
         work = Work(**work_arguments(prompts, options, n, restriction, receipt))
         number = next(self._numbers)
         answer = _Answer(n * len(prompts), lambda: self._send(number, None))
-        with self._lock:
-            self.model.check_process()
-            self._running[number] = answer
-        self._send(number, work)
+        self._begin(number, answer, work)
         answer.begun.result()
         return answer.generations
+
+    def embed(
+        self, texts: Sequence[Sequence[int]], *, pooling: Pooling | None = None, normalize: bool = True
+    ) -> npt.NDArray[np.float32]:
+        vectors = _Vectors()
+        tokens = tuple(array("i", text) for text in texts)
+        self._begin(next(self._numbers), vectors, Texts(tokens, pooling, normalize))
+        return vectors.rows.result()
 
     def receipt(self, generation: IsolatedGeneration) -> dict[str, Any]:
         assert generation.receipt is not None
@@ -188,7 +196,13 @@ class Isolated:
     def close(self) -> None:
         """The model's end closes the connection."""
 
-    def _send(self, number: int, work: Work | None) -> None:
+    def _begin(self, number: int, answer: _Answer | _Vectors, work: Work | Texts) -> None:
+        with self._lock:
+            self.model.check_process()
+            self._running[number] = answer
+        self._send(number, work)
+
+    def _send(self, number: int, work: Work | Texts | None) -> None:
         with self._lock, suppress(OSError):  # the process has ended: the reading thread notices, too
             if number in self._running:
                 self._connection.send((number, work))
@@ -237,6 +251,24 @@ class _Answer:
         elif value is not None:
             for generation in self.generations:
                 generation.put(value)
+
+
+class _Vectors:
+    """The vectors of one request's texts.
+
+    Attributes:
+        rows: Done when they are there, or an error is.
+    """
+
+    def __init__(self) -> None:
+        self.rows: Future[npt.NDArray[np.float32]] = Future()
+
+    def take(self, value: Any) -> None:
+        """Take the vectors, or an error."""
+        if isinstance(value, BaseException):
+            self.rows.set_exception(value)
+        else:
+            self.rows.set_result(value)
 
 
 class IsolatedGeneration(AsyncIterator[Chunk]):

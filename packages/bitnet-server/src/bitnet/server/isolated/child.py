@@ -14,7 +14,7 @@ from bitnet.core.support import log
 from bitnet.core.support.helper.loop import Data
 from bitnet.core.support.helper.values import dumped, loaded
 from bitnet.server.generation.work import Computation
-from bitnet.server.isolated.facts import Facts
+from bitnet.server.isolated.facts import Facts, Texts
 from bitnet.server.models.backend import InProcess
 from bitnet.server.request.errors import as_request_error
 
@@ -49,6 +49,14 @@ def finish() -> None:
         model.close()
 
 
+def _sendable(error: Exception) -> BaseException:
+    """The error as the parent is told of it; one that is no answer to the request is logged."""
+    if isinstance(error, BitNetError):
+        return error
+    log.logger.exception("a request failed", exc_info=error)
+    return as_request_error(error)
+
+
 class _Served:
     """Computes work that arrives with a number; a number without work cancels it."""
 
@@ -73,8 +81,11 @@ class _Served:
                 if (running := self._running.get(number)) is not None:
                     running.cancel()
                 continue
-            self._running[number] = Computation(self._backend, work)
-            task = asyncio.ensure_future(self._compute(number))
+            if isinstance(work, Texts):
+                task = asyncio.ensure_future(self._embed(number, work))
+            else:
+                self._running[number] = Computation(self._backend, work)
+                task = asyncio.ensure_future(self._compute(number))
             self._tasks.add(task)
             task.add_done_callback(self._tasks.discard)
 
@@ -85,13 +96,21 @@ class _Served:
             async with aclosing(self._running[number].parts()) as computed:
                 async for parts in computed:
                     self._send(number, parts)
-        except BitNetError as error:
-            end = error
         except Exception as error:
-            log.logger.exception("a generation failed", exc_info=error)
-            end = as_request_error(error)
+            end = _sendable(error)
         del self._running[number]
         self._send(number, end)
+
+    async def _embed(self, number: int, texts: Texts) -> None:
+        """Send the vectors of texts, or the error."""
+        try:
+            given = [*texts.tokens]
+            rows: Any = await asyncio.to_thread(
+                lambda: self._model.embed(given, pooling=texts.pooling, normalize=texts.normalize)
+            )
+        except Exception as error:
+            rows = _sendable(error)
+        self._send(number, rows)
 
     def _send(self, number: int, value: Any) -> None:
         with suppress(OSError):  # the parent has ended, and this process will
