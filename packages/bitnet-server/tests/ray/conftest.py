@@ -179,9 +179,9 @@ def head(environment: Mapping[str, str]) -> Callable[..., AbstractContextManager
 
 @pytest.fixture(scope="session")
 def worker(environment: Mapping[str, str]) -> Callable[..., AbstractContextManager[Node]]:
-    """``worker(address, cpus)`` is a context with one more node of a cluster."""
+    """``worker(address, cpus, NAME=value)`` is a context with one more node of a cluster."""
 
-    def worker(address: str, cpus: int) -> AbstractContextManager[Node]:
-        return _node(environment, address, "--address", address, "--num-cpus", str(cpus))
+    def worker(address: str, cpus: int, **variables: str) -> AbstractContextManager[Node]:
+        return _node({**environment, **variables}, address, "--address", address, "--num-cpus", str(cpus))
 
     return worker

@@ -19,6 +19,8 @@ import httpx
 import openai
 import pytest
 
+from bitnet.core.model.default import default_model_path
+
 if TYPE_CHECKING:
     from .conftest import Node, Served
 
@@ -126,3 +128,33 @@ async def stream(client: openai.AsyncOpenAI, begun: asyncio.Event) -> str:
     except httpx.TransportError:
         return "connection"
     return str(reason)
+
+
+def test_a_model_that_one_node_cannot_read(
+    head: Callable[..., AbstractContextManager[Node]],
+    worker: Callable[..., AbstractContextManager[Node]],
+    environment: Mapping[str, str],
+    tmp_path: Path,
+) -> None:
+    """One line, and nothing is deployed."""
+    model = tmp_path / "hub" / "models--org--name"
+    snapshot = model / "snapshots" / ("0" * 40)
+    snapshot.mkdir(parents=True)
+    (model / "refs").mkdir()
+    (model / "refs" / "main").write_text("0" * 40)
+    (snapshot / "model.gguf").symlink_to(default_model_path())
+    here = {"HF_HUB_CACHE": str(tmp_path / "hub"), "HF_HUB_OFFLINE": "1"}
+    there = {**here, "HF_HUB_CACHE": str(tmp_path / "empty")}
+    with head(1, **here) as first, worker(first.address, 1, **there):
+        options = ["--address", first.address, "--replicas", "2", "--device", "cpu", "-m", "hf:org/name"]
+        done = subprocess.run(
+            [sys.executable, "-m", "bitnet.core", "serve", "--ray", *options],
+            env={**environment, **here},
+            capture_output=True,
+            text=True,
+            timeout=200,
+            check=False,
+        )
+        assert done.returncode == 1, done.stderr
+        assert re.fullmatch(r"(bitnet: )?error: node \S+ cannot read the model: .*\n?", done.stderr), done.stderr
+        assert first.pids("Serve") == []
