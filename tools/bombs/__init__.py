@@ -8,11 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from bombs import folders, gguf_files, hybrids, templates, vocabularies
+from bombs import experts, folders, gguf_files, hybrids, templates, vocabularies
 from bombs.family import Family
 
 FAMILIES: Mapping[str, Family] = {
     family.name: family
-    for module in (gguf_files, vocabularies, folders, templates, hybrids)
+    for module in (gguf_files, vocabularies, folders, templates, hybrids, experts)
     for family in module.families()
 }

@@ -43,6 +43,11 @@ def families() -> Iterator[Family]:
     yield Family(
         "a long array for a number", _metadata("bitnet-b1.58.block_count", lambda: np.ones(MB, np.int32)), None
     )
+    yield Family(
+        "limits of keys by an array",
+        _metadata("bitnet-b1.58.attention.clamp_kqv", lambda: np.arange(MB)),
+        "values that differ",
+    )
     yield Family("a long string", _metadata("general.name", lambda: "x" * (8 * MB)), None)
     yield Family("a long key", _metadata("k" * 65_000, lambda: 1), None)
     yield Family("many empty strings", _metadata("x.strings", lambda: [""] * MB), None)

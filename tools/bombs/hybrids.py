@@ -65,6 +65,7 @@ def _shapes() -> Iterator[tuple[str, str, Callable[[], Any], str]]:
     yield "states of 2^31", "ssm.state_size", lambda: GREATEST - 3, "at most 1024"
     yield "2^31 taps", "ssm.conv_kernel", lambda: GREATEST, "taps"
     yield "2^31 rotated elements", "rope.dimension_count", lambda: GREATEST - 1, "dimension_count"
+    yield "layers for further tokens by an array", "nextn_predict_layers", lambda: np.arange(MB), "values that differ"
     yield "2^31 layers for further tokens", "nextn_predict_layers", lambda: GREATEST, "nextn_predict_layers"
 
 

@@ -53,6 +53,7 @@ def bytes_of(path: Path) -> int:
 def test_there_are_enough() -> None:
     assert len(FAMILIES) >= 60
     assert sum("hybrid" in name for name in FAMILIES) >= 30
+    assert sum("experts: " in name for name in FAMILIES) >= 30
 
 
 @pytest.mark.parametrize("name", FAMILIES)

@@ -31,11 +31,14 @@ class Keys:
         return self.file.metadata.get(f"{self.prefix}.{key}")
 
     def get(self, key: str) -> Any:
-        """The value; if it is an array with one value per layer and all are equal, that value."""
+        """The value; if it is an array with one value per layer and all are equal, that value. Other arrays of numbers
+        are refused."""
         value = self.raw(key)
-        if isinstance(value, np.ndarray) and value.size and (value == value[0]).all():
-            return value[0].item()
-        return value
+        if not isinstance(value, np.ndarray):
+            return value
+        if not value.size or (value != value[0]).any():
+            raise self.error(key, f"is {brief(value)}; an empty array and values that differ are not supported.")
+        return value[0].item()
 
     def integer(self, key: str, default: int | None = None) -> int:
         value = self.get(key)
