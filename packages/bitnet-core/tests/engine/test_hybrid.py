@@ -115,8 +115,9 @@ def test_no_token_depends_on_the_others(
 
 
 @LEVELS
-def test_replicas_give_the_same_tokens(device: Device, make_rig: MakeRig) -> None:
-    asked = requests(np.random.default_rng(5), 40)
+@pytest.mark.parametrize("count", [40, pytest.param(200, marks=pytest.mark.nightly)])
+def test_replicas_give_the_same_tokens(device: Device, make_rig: MakeRig, count: int) -> None:
+    asked = requests(np.random.default_rng(5), count)
     rigs = [make_rig(device, limits=WIDE, state_entries=12, **HYBRID) for _ in range(3)]
     expected = [list(rigs[0].one(prompt=prompt, **options).tokens) for prompt, options in asked]
     worker = Worker(*(rig.engine for rig in rigs[1:]))

@@ -1,0 +1,55 @@
+"""Defects of the kernels for recurrent layers and transforms, which the conformance suite must catch."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from bitnet.core.testing.mutant import Mutant
+from bitnet.webgpu.backend import BACKEND
+
+SUITE = Path(__file__).with_name("test_conformance_webgpu.py")
+CONV, RULE, GATES, GATED = "causal_conv", "test_delta_rule", "test_delta_gates", "test_gated_quant"
+NORM, GLU = "test_norm_quant_of_a_transform", "test_glu_norm_quant_of_a_transform"
+BLOCKS = f"{NORM} and m2-blocks3-block32"
+WHOLE, PAIRS = "test_a_hybrid_model and not numpy", "test_rope_of_a_part"
+KEYS = "test_attention_to_keys_with_a_rotated_part and f16"
+NEXT = "\n        workgroupBarrier();"
+INNER = "\n            workgroupBarrier();"
+KEYED = "if (column == 0u) { norms[part] = squares; }"
+FIRST = "step[args.state_to + sequence] * HEADS"
+HEADS = "i < u32(HEAD); i += u32(WG)) { squares"
+SOURCE = "step[STEP_DONE] != 0)"
+SQUARES = "squares += dot(x[row + i], x[row + i]); }\n    let inverse"
+MUTANTS = (
+    Mutant("conv: an early tail", "row_of(tokens - BEFORE + r,", "row_of(tokens - BEFORE + r - 1,", CONV),
+    Mutant("conv: no tail of a short step", "BEFORE + row) * u32", "BEFORE - 1) * u32", CONV),
+    Mutant("conv: a column too many", "step[STEP_TOKENS] || c >= args.channels", "step[STEP_TOKENS]", CONV),
+    Mutant("rule: the first sequence's state", FIRST, FIRST.replace(" + sequence", ""), RULE),
+    Mutant("rule: columns past the last", "let inside = c < u32(D_V);", "let inside = true;", RULE),
+    Mutant("rule: rows past the last", "let there = row < u32(D_K);", "let there = true;", RULE),
+    Mutant("rule: sums that nobody waits for", KEYED + NEXT, KEYED, RULE),
+    Mutant("rule: results that nobody waits for", f"queried[g.lane] = sum;{NEXT}", "queried[g.lane] = sum;", RULE),
+    Mutant("the state that it writes", SOURCE, "true)", RULE),
+    Mutant("the state that it read first", SOURCE, "false)", WHOLE),
+    Mutant("gates: another token's", "let v = x[m * quads + i];", "let v = x[i];", GATES),
+    Mutant("gates: another head's", "alpha[h * quads + i]", "alpha[i]", GATES),
+    Mutant("transform: pairs that nobody waits for", f"stride *= 2) {{{INNER}", "stride *= 2) {", BLOCKS),
+    Mutant("transform: signs of the first block", "signs[first + start + i]", "signs[start + i]", BLOCKS),
+    Mutant("heads that stay tiled", "g.id.x % u32(UNTILE) * (", "g.id.x + 0u * (", GATED),
+    Mutant("heads: their last element", HEADS, HEADS.replace("HEAD", "HEAD - 1"), GATED),
+    Mutant("gate and up: another token's", "gate_up[2u * m * quads + i]", "gate_up[m * quads + i]", GLU),
+    Mutant("norm: a row's first columns", SQUARES, f"if (i > 0u) {{ {SQUARES.replace(' }', ' } }', 1)}", NORM),
+    Mutant("rotation: of the whole head", "if (d >= 2 * TURNED) { return qkv[row + d]; }", "", KEYS),
+    Mutant("rotation: pairs too far apart", "const APART = TURNED;", "const APART = DIM / 2;", PAIRS),
+)
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("mutant", MUTANTS, ids=lambda mutant: mutant.defect.replace(" ", "-"))
+def test_a_defect_is_caught(mutant: Mutant, tmp_path: Path, require_device: Callable[[str, str | None], None]) -> None:
+    found = BACKEND.probe()
+    require_device("webgpu:0", None if found.devices else found.reason or "there is no WebGPU device")
+    mutant.assert_caught(SUITE, environment={"BITNET_CACHE_DIR": str(tmp_path)})
