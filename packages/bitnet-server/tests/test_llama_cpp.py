@@ -58,6 +58,8 @@ def test_a_completion_is_the_engines(demo: Any, path: str) -> None:
 def test_timings_are_numbers_however_short_the_answer_is(demo: Any, tokens: int) -> None:
     """The first token is the prompt's, so an answer of one token has no rate."""
     found = [complete(demo, n_predict=tokens)["timings"], demo.chat(max_tokens=tokens).json()["timings"]]
+    for whole in found:
+        assert whole["predicted_per_second"] * whole["predicted_ms"] / 1e3 == pytest.approx(tokens - 1)
     found += [event["timings"] for event in streamed(demo, n_predict=tokens, timings_per_token=True)]
     for timings in found:
         assert all(isinstance(value, int | float) and value >= 0 for value in timings.values()), timings

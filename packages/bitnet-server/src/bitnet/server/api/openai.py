@@ -63,7 +63,7 @@ def usage(result: Result) -> dict[str, Any]:
 def timings(completion: Completion) -> dict[str, Any]:
     """Speeds of a continuation, under the names of llama.cpp's server; 0 where nothing was computed."""
     t = completion.timings
-    first = t.started if t.first_token is None else t.first_token
+    first, last = (t.token_times[0], t.token_times[-1]) if t.token_times else (t.started, t.started)
     prompt, decode = t.prefill_tokens_per_second or 0.0, t.decode_tokens_per_second or 0.0
     drafts = {"draft_n": t.drafted_tokens, "draft_n_accepted": t.accepted_tokens} if t.drafted_tokens else {}
     return {
@@ -73,7 +73,7 @@ def timings(completion: Completion) -> dict[str, Any]:
         "prompt_per_token_ms": _inverse(prompt),
         "prompt_per_second": prompt,
         "predicted_n": len(completion.tokens),
-        "predicted_ms": (t.total - first) * 1e3,
+        "predicted_ms": (last - first) * 1e3,
         "predicted_per_token_ms": _inverse(decode),
         "predicted_per_second": decode,
         **drafts,
