@@ -9,6 +9,7 @@ import threading
 from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from itertools import repeat
 from typing import Any
 
 import numpy as np
@@ -21,6 +22,9 @@ from bitnet.core.engine.worker import Worker
 from bitnet.core.errors import DeviceLostError
 from bitnet.core.hal import LOOK_AHEAD, NO_TOKEN, Executable, Program, Step, run
 from bitnet.core.reference import NUMPY_INFO, ReferenceDevice
+
+from .conftest import CONFIG
+from .test_constraint import Lazy
 
 MakeRig = Callable[..., Any]
 
@@ -124,6 +128,68 @@ def test_every_stop_rule_holds(make_rig: MakeRig, monkeypatch: pytest.MonkeyPatc
     assert {str, int, type(None)} <= set(ends)
     assert worker.load().kv_used == 0
     worker.close()
+
+
+@pytest.mark.parametrize("ahead", [False, True])
+def test_what_was_drawn_after_a_constraint_has_begun_is_dropped(
+    make_rig: MakeRig, monkeypatch: pytest.MonkeyPatch, ahead: bool
+) -> None:
+    """Sequences whose constraints begin at random tokens, beside free ones, against a token at a time."""
+    monkeypatch.setattr(pacing, "MAX_BURST", 3)
+    seed = int(np.random.default_rng().integers(1 << 32))
+    print("seed", seed)
+    rng = np.random.default_rng(seed)
+    asked = [(rng.integers(97, 123, rng.integers(1, 30)).tolist(), options_of(rng)) for _ in range(40)]
+    begins: list[int | None] = [None] * len(asked)
+    sets = rng.integers(97, 123, (3, 2)).tolist()
+
+    def run(device: Any, burst: float) -> tuple[list[Any], int]:
+        monkeypatch.setattr(pacing, "BURST_SECONDS", burst)
+        worker = Worker(make_rig(device).engine)
+        made = [None if one is None else Lazy(one, sets, CONFIG.vocab_size) for one in begins]
+        tickets = [
+            worker.submit(
+                *worker.engine.preparer.prepare(
+                    prompt, GenerationOptions(**given), constraint=None if one is None else repeat(one).__next__
+                )
+            )
+            for (prompt, given), one in zip(asked, made, strict=True)
+        ]
+        ends: list[Any] = [[*ticket][-1].result for ticket in tickets]
+        for one, done in zip(made, ends, strict=True):
+            # A stop string drops the tokens after it, which a constraint has seen.
+            assert one is None or tuple(one.seen[: len(done.tokens)]) == done.tokens
+        assert worker.load().kv_used == 0
+        worker.close()
+        same = ("text", "tokens", "finish_reason", "stop_reason")
+        return [[getattr(done, name) for name in same] for done in ends], sum(
+            bool(one and one.accepted) for one in made
+        )
+
+    free, _ = run(None, 1e-9)
+    begins = [int(rng.choice(done[1])) if done[1] and rng.random() < 0.7 else None for done in free]
+    expected, begun = run(None, 1e-9)
+    assert begun > 3
+    assert run(AheadDevice() if ahead else None, 1e9)[0] == expected
+
+
+def test_a_constraint_that_waits_costs_no_rounds(make_rig: MakeRig, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pacing, "BURST_SECONDS", 1e9)
+    counts = []
+    for constraint in (None, lambda: Lazy(-1, [[97]], CONFIG.vocab_size)):
+        engine = make_rig(AheadDevice()).engine
+        executable: Any = engine._executable
+        collect, rounds = executable.collect, itertools.count()
+        executable.collect = lambda collect=collect, rounds=rounds: (next(rounds), collect())[1]
+        worker = Worker(engine)
+        options = GenerationOptions(max_tokens=60, ignore_eos=True)
+        last: Any
+        *_, last = worker.submit(*engine.preparer.prepare([1, 2], options, constraint=constraint))
+        worker.close()
+        assert last.result is not None
+        assert len(last.result.tokens) == 60
+        counts.append(next(rounds))
+    assert counts[0] == counts[1] < 40
 
 
 @pytest.mark.parametrize(("call", "after"), [("start", 1), ("fill_slot", 0)])

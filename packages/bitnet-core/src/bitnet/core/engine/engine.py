@@ -102,6 +102,7 @@ class Engine:
         self._siblings: dict[TokenSequence, tuple[TokenSequence, ...]] = {}
         self._failure: BaseException | None = None
         self._text_thread = BackgroundThread(f"bitnet-text-{device}")
+        self._gone_back: set[TokenSequence] = set()  # sequences that take no more tokens of the plan
         self._unreported: list[TokenSequence] = []  # sequences with results that no update has reported yet
 
     @property
@@ -184,6 +185,7 @@ class Engine:
         began, pace = time.perf_counter(), self._pace
         burst = pace.burst(self._scheduler.sequences)
         plan = self._scheduler.plan(burst.total)
+        self._gone_back.clear()
         if plan is None:
             if not self._unreported:  # all are held
                 time.sleep(HELD_SECONDS)
@@ -309,7 +311,7 @@ class Engine:
     def _may_go_on(self, plan: Plan) -> bool:
         """Whether the plan's sequences should go on token by token before other work is done."""
         sequences = [item.sequence for item in plan.work]
-        if self.interrupted() or any(sequence.finished for sequence in sequences):
+        if self.interrupted() or self._gone_back or any(sequence.finished for sequence in sequences):
             return False
         return not self._scheduler.drafts(sequences)
 
@@ -356,7 +358,7 @@ class Engine:
                 continue
             sequence, rows = item.sequence, slice(row, row + len(item.rows))
             row = rows.stop
-            if sequence.finished:  # while the step ran
+            if sequence.finished or sequence in self._gone_back:  # while the step ran
                 continue
             seen = logits[rows] if logits is not None and sequence.needs_logits else None
             drawn, reported = tokens[:, rows].ravel().tolist(), []
@@ -367,6 +369,10 @@ class Engine:
             sequence.accept(drawn, seen, reported, len(item.draft))
             # Every token but the last was also fed to the model, and so was the last one of the previous burst.
             sequence.placement.computed += (len(drawn) if item.draft else len(tokens)) - 1 + fed
+            if plan.repeat > 1 and sequence.needs_logits and not sequence.finished:
+                # Its constraint has begun: what the device drew and draws after that is dropped.
+                sequence.placement.computed = len(sequence.tokens) - 1
+                self._gone_back.add(sequence)
             if item.draft:
                 self._scheduler.verified(item, len(drawn))
             self._release_siblings(sequence)

@@ -122,6 +122,16 @@ class Generation(TokenSequence):
         return self._in_thought or (self._lazy is not None and self._lazy.waiting)
 
     @property
+    def _is_watched(self) -> bool:
+        """Whether the next token may begin what the constraint constrains."""
+        return self._lazy is not None and self._lazy.waiting and self._lazy.watching
+
+    @property
+    def _can_go_back(self) -> bool:
+        """Whether tokens that the device has gone on with can be dropped; recurrent states and slots count them."""
+        return self.placement.states is None and not self.wants_slot
+
+    @property
     def _in_thought(self) -> bool:
         return self._thought is not None and self._thought.constraint_waits
 
@@ -167,7 +177,7 @@ class Generation(TokenSequence):
     @property
     def steps_left(self) -> int:
         most = self._options.min_tokens if self._must_go_on else self._most
-        if self._lazy is not None and self._lazy.waiting and self._lazy.watching:
+        if self._is_watched and not self._can_go_back:
             return 1
         left = max(1, min(most, self._most) - self._generated)  # a step is needed, even if nothing is to be generated
         return left if self._thought is None else min(left, self._thought.steps_left)
@@ -178,7 +188,7 @@ class Generation(TokenSequence):
         return self._lookup is not None and not self.needs_logits and not self.wants_slot
 
     def draft(self, most: int) -> Draft:
-        if self._lookup is None or not self.looks_up:
+        if self._lookup is None or not self.looks_up or self._is_watched:
             return NO_DRAFT
         return self._lookup.propose(min(most, self.steps_left - 1))
 
@@ -202,7 +212,7 @@ class Generation(TokenSequence):
             if not len(logits):
                 return
         room = self._most - self._generated
-        watched = self._lazy if self._lazy is not None and self._lazy.waiting and not self._in_thought else None
+        watched = self._lazy if self._lazy is not None and self._lazy.waiting else None
         if logits is not None and room:
             try:
                 chosen = self._choose(logits[0])
@@ -219,6 +229,8 @@ class Generation(TokenSequence):
         new = list(sampled[:room])
         if self._thought is not None:
             new = self._thought.without_stop(new, self._stop_tokens)
+        if watched is not None:
+            new = self._until_begun(watched, new)
         if not self._stop_tokens.isdisjoint(new):
             stop = next(i for i, token in enumerate(new) if token in self._stop_tokens)
             self._times.append(now)
@@ -234,10 +246,7 @@ class Generation(TokenSequence):
             self._counts.update(new)
         self._times += [now] * len(new)
         self.tokens += new
-        if watched is not None:
-            for token in new:
-                watched.accept(token)
-        if self._thought is not None and not self.finished:
+        if self._thought is not None and watched is None and not self.finished:
             self._follow(self._thought, new)
         if drafted:
             self._drafted += drafted
@@ -245,6 +254,20 @@ class Generation(TokenSequence):
             if self._lookup is not None and self._lookup.predicted:
                 self._predicted += drafted
                 self._agreed_predicted += len(sampled) - 1
+
+    def _until_begun(self, lazy: LazyConstraint, tokens: list[int]) -> list[int]:
+        """The tokens up to the one with which the constraint begins: those after it were chosen without it."""
+        for count, token in enumerate(tokens, 1):
+            if token in self._stop_tokens:
+                break
+            in_thought = self._in_thought
+            if self._thought is not None:
+                self._follow(self._thought, (token,))
+            if not in_thought:
+                lazy.accept(token)
+            if self.finished or not lazy.waiting:
+                return tokens[:count]
+        return tokens
 
     def _follow(self, thought: ThoughtControl, tokens: Sequence[int]) -> None:
         try:
