@@ -3,15 +3,23 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pytest
 
+from bitnet.core.devices.plugin import BackendReport
 from bitnet.core.gguf import GGMLType, TensorSource
+from bitnet.core.hal import ProbeResult, ProbeStatus
+from bitnet.core.reference import NUMPY_INFO
 
 Bitnet = Callable[..., Any]
+MAKER = Path(__file__).resolve().parents[4] / "tools" / "make_random_model.py"
 
 
 def test_a_good_file(bitnet: Bitnet, model: Path) -> None:
@@ -34,6 +42,25 @@ def test_a_good_file(bitnet: Bitnet, model: Path) -> None:
     assert document["family"] == "BitNet b1.58 (2B4T)"
     for name in (*document["metadata"], *tensors):
         assert name in text
+
+
+def test_devices_that_run_a_model_and_what_the_others_lack(
+    bitnet: Bitnet, model: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    found = {one["name"]: one["refuses"] for one in json.loads(bitnet("inspect", model, "--json").out)["devices"]}
+    assert found["cpu:numpy"] is None
+    assert (
+        f"runs on: {', '.join(name for name, reason in found.items() if reason is None)}"
+        in bitnet("inspect", model).out
+    )
+    maple = tmp_path / "maple.gguf"
+    subprocess.run([sys.executable, MAKER, "--preset", "maple-small", maple], check=True, stdout=subprocess.DEVNULL)
+    lacking = replace(NUMPY_INFO, backend="gpu", index="0", features=())
+    report = BackendReport("gpu", "", "", ProbeResult(ProbeStatus.OK, devices=[NUMPY_INFO, lacking]))
+    monkeypatch.setattr("bitnet.core.devices.registry.list_devices", lambda: [report])
+    text = bitnet("inspect", maple).out
+    assert "runs on: cpu:numpy\n" in text
+    assert "not on gpu:0: it computes no mixtures of experts" in text
 
 
 def test_what_is_odd_is_warned_about_and_what_cannot_run_is_still_shown(

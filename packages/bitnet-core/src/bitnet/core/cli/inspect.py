@@ -16,6 +16,8 @@ from bitnet.core.support.foreign import label
 from bitnet.core.support.units import size
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from bitnet.core.gguf import GGUFFile
     from bitnet.core.model.config import ModelConfig
     from bitnet.core.model.file import ModelFile
@@ -37,9 +39,10 @@ def inspect(file: Path | str | None, i2s_layout: str, as_json: bool) -> None:
     """Show a GGUF file's metadata and tensors.
 
     For ternary tensors it shows the shares of -1, 0 and +1, and warns if these suggest a damaged file or another I2_S
-    layout. Before anything is loaded it says what the model needs in memory, by context and number of sequences. FILE
-    may be a model on the hub (hf:ORG/NAME); without FILE, the model in this package is shown. The exit status is 4 if
-    bitnet cannot run the model.
+    layout. Before anything is loaded it says what the model needs in memory, by context and number of sequences,
+    and which devices of this machine run it; for each other one, what it cannot compute. FILE may be a model on the
+    hub (hf:ORG/NAME); without FILE, the model in this package is shown. The exit status is 4 if bitnet cannot run
+    the model.
     """
     from bitnet.core.gguf import GGUFFile
     from bitnet.core.hub import local_path
@@ -55,16 +58,18 @@ def inspect(file: Path | str | None, i2s_layout: str, as_json: bool) -> None:
             update(len(reports), len(gguf.tensors))
     config, unfit = None, None
     memory: Memory | None = None
+    devices: Mapping[str, str | None] | None = None
     try:
         model = ModelFile(gguf, i2s_layout)  # type: ignore[arg-type]
         config, memory = model.config, _memory(model)
         _ = model.tokenizer, model.chat_template
+        devices = _devices(model)
     except BitNetError as error:
         unfit = error
     if as_json:
-        print_json(_document(gguf, config, memory, reports))
+        print_json(_document(gguf, config, memory, devices, reports))
     else:
-        say(*_lines(gguf, config, memory, reports))
+        say(*_lines(gguf, config, memory, devices, reports))
         warnings = [f"{label(report.info.name)}: {warning}" for report in reports for warning in report.warnings]
         for warning in warnings[:MAX_WARNINGS]:
             note(f"bitnet: warning: {warning}")
@@ -110,6 +115,23 @@ def _memory(model: ModelFile) -> Memory:
     return Memory(weight_bytes(weights), token, position_bytes(config, "f16"), windows, state)
 
 
+def _devices(model: ModelFile) -> Mapping[str, str | None]:
+    """Why each device of this machine refuses the model; None: it runs it."""
+    from bitnet.core.devices.registry import list_devices
+    from bitnet.core.engine.setup import refusals
+
+    return refusals(model, [info for report in list_devices() for info in report.probe.devices])
+
+
+def _runs_on(devices: Mapping[str, str | None]) -> list[str]:
+    """A line for each reason to refuse the model, after that of the devices that run it."""
+    reasons: dict[str | None, list[str]] = {}
+    for name, reason in devices.items():
+        reasons.setdefault(reason, []).append(name)
+    lines = [f"runs on: {', '.join(reasons.pop(None, ['no device of this machine']))}"]
+    return lines + [f"not on {', '.join(names)}: {label(reason or '')}" for reason, names in reasons.items()]
+
+
 def _needs(config: ModelConfig, memory: Memory) -> list[str]:
     """A table of what the model needs at some contexts, for some numbers of sequences."""
     each = f"{size(memory.position)} for each token of context"
@@ -139,7 +161,11 @@ def _shape(config: ModelConfig) -> dict[str, Any]:
 
 
 def _document(
-    gguf: GGUFFile, config: ModelConfig | None, memory: Memory | None, reports: list[TensorReport]
+    gguf: GGUFFile,
+    config: ModelConfig | None,
+    memory: Memory | None,
+    devices: Mapping[str, str | None] | None,
+    reports: list[TensorReport],
 ) -> dict[str, Any]:
     return {
         "path": str(gguf.path),
@@ -148,6 +174,7 @@ def _document(
         "family": config and _title(config, gguf),
         "model": config and _shape(config),
         "memory": memory and memory._asdict(),
+        "devices": devices and [{"name": name, "refuses": reason} for name, reason in devices.items()],
         "metadata": {key: _plain(value) for key, value in gguf.metadata.items()},
         "tensors": [
             {
@@ -179,7 +206,13 @@ def _plain(value: Any) -> Any:
     return [_plain(v) for v in values]
 
 
-def _lines(gguf: GGUFFile, config: ModelConfig | None, memory: Memory | None, reports: list[TensorReport]) -> list[str]:
+def _lines(
+    gguf: GGUFFile,
+    config: ModelConfig | None,
+    memory: Memory | None,
+    devices: Mapping[str, str | None] | None,
+    reports: list[TensorReport],
+) -> list[str]:
     lines = [f"{gguf.path}: {size(gguf.size)}, GGUF version {gguf.version}"]
     if config is not None:
         traits: list[str] = [config.activation]
@@ -210,6 +243,7 @@ def _lines(gguf: GGUFFile, config: ModelConfig | None, memory: Memory | None, re
         lines.append("ternary: " + ", ".join(f"{count} {name}" for name, count in encodings.most_common()))
     if config is not None and memory is not None:
         lines += _needs(config, memory)
+    lines += [] if devices is None else _runs_on(devices)
     lines += ["", f"{len(gguf.metadata)} metadata keys"]
     lines += [f"  {label(key):<44} {_short(value)}" for key, value in gguf.metadata.items()]
     lines += ["", f"{len(reports)} tensors {'-1':>53} {'0':>7} {'+1':>7} {'scale':>9}"]

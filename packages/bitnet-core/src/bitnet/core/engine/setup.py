@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from functools import partial
@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any, get_args
 from bitnet.core.engine.engine import Engine
 from bitnet.core.engine.preparer import Preparer
 from bitnet.core.engine.states import MAX_SNAPSHOTS
-from bitnet.core.errors import InvalidInputError, ModelFileError, OutOfMemoryError
-from bitnet.core.hal import Device, Executable, KVDtype, KVSpec, Limits, Program, Weight
+from bitnet.core.errors import InvalidInputError, ModelFileError, OutOfMemoryError, UnsupportedProgramError
+from bitnet.core.hal import Device, DeviceInfo, Executable, KVDtype, KVSpec, Limits, Program, Weight
 from bitnet.core.hal.check import check_features
 from bitnet.core.model.cache import cache_layout, most_blocks
 from bitnet.core.model.program import BLOCK_SIZE, build_program
@@ -167,6 +167,24 @@ def compile_model(file: ModelFile, device: Device, **options: Any) -> tuple[Prog
     program = replace(program, again=again)
     check_features(program, device.info)
     return program, device.compile(program)
+
+
+def refusals(file: ModelFile, devices: Sequence[DeviceInfo]) -> Mapping[str, str | None]:
+    """By name, why each device refuses the model: the operation that it lacks; None: it runs the model.
+
+    What devices say of their features is compared with what the model needs; nothing is compiled.
+    """
+    found: dict[tuple[str, ...], str | None] = {}
+    for info in devices:
+        if info.features in found:
+            continue
+        program = build_program(file.config, file.weights_for(info.features), limits=Limits(1), num_blocks=1)
+        try:
+            check_features(program, info)
+            found[info.features] = None
+        except UnsupportedProgramError as error:
+            found[info.features] = error.message.removeprefix(f"{info.name}: ")
+    return {info.name: found[info.features] for info in devices}
 
 
 def open_engine(
