@@ -54,10 +54,10 @@ from bitnet.core.hal import (
     Weight,
     run,
 )
-from bitnet.core.model.config import ModelConfig
 from bitnet.core.model.delta_net import DeltaNet
 from bitnet.core.model.hadamard import Hadamard
 from bitnet.core.model.program import build_program
+from bitnet.core.testing.hybrid import CONFIG
 from random_shapes import PRESETS, HybridShape, Shape
 from running import positive, run_tool
 
@@ -152,8 +152,8 @@ def build_hybrid(
     assert shape.block is not None
     widths = (shape.hidden, shape.heads * shape.head_dim, shape.values, shape.ffn)
     signs = {width: rng.choice(np.array([-1, 1], np.float32), width) for width in widths}
-    config = ModelConfig(
-        architecture="qwen35",
+    config = replace(
+        CONFIG,
         name="random",
         vocab_size=shape.vocab,
         hidden_size=shape.hidden,
@@ -163,16 +163,8 @@ def build_hybrid(
         head_dim=shape.head_dim,
         ffn_size=shape.ffn,
         context_length=shape.context,
-        rms_eps=1e-6,
         rope_theta=shape.rope_theta,
-        rope_style="neox",
-        rope_freq_factors=None,
-        activation="silu",
-        sub_norms=False,
-        tied_embeddings=False,
-        head_norms=True,
         rotary_dim=shape.rotary,
-        output_gate=True,
         delta_net=net,
         hadamard=Hadamard(shape.block, signs, frozenset({"output.weight"}), embedding=True, v_grouped=True),
     )

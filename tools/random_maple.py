@@ -11,8 +11,7 @@ import numpy.typing as npt
 from bitnet.core.gguf import GGMLType, MetadataValue, TensorSource
 from bitnet.core.gguf.types import BLOCKS
 from random_blocks import CHUNK, random_blocks
-from random_parts import normal, vocabulary
-from random_qwen35 import CHAT_TEMPLATE, SPECIAL
+from random_parts import chat_tokenizer, normal
 from random_shapes import ExpertShape
 
 
@@ -52,8 +51,6 @@ def parts(shape: ExpertShape) -> Iterator[Part]:
 
 def metadata(shape: ExpertShape) -> dict[str, MetadataValue]:
     """The keys of a GGUF file."""
-    tokens, types, merges = vocabulary(shape.vocab, SPECIAL)
-    ids = {token: i for i, token in enumerate(tokens)}
     keys: dict[str, MetadataValue] = {
         "vocab_size": shape.vocab,
         "context_length": shape.context,
@@ -79,15 +76,7 @@ def metadata(shape: ExpertShape) -> dict[str, MetadataValue]:
         "general.name": f"random-{shape.layers}x{shape.hidden}x{shape.experts}",
         "general.quantization_version": 2,
         **{f"maple.{key}": value for key, value in keys.items()},
-        "tokenizer.ggml.model": "gpt2",
-        "tokenizer.ggml.pre": "qwen2",
-        "tokenizer.ggml.tokens": list(tokens),
-        "tokenizer.ggml.token_type": np.array(types, np.int32),
-        "tokenizer.ggml.merges": list(merges),
-        "tokenizer.ggml.eos_token_id": ids["<|im_end|>"],
-        "tokenizer.ggml.padding_token_id": ids["<|endoftext|>"],
-        "tokenizer.ggml.add_bos_token": False,
-        "tokenizer.chat_template": CHAT_TEMPLATE,
+        **chat_tokenizer(shape.vocab, "qwen2"),
     }
 
 

@@ -8,13 +8,22 @@ from itertools import product
 import numpy as np
 import numpy.typing as npt
 
-from bitnet.core.gguf import GGMLType, TensorSource
+from bitnet.core.gguf import GGMLType, MetadataValue, TensorSource
 from bitnet.core.text.vocabulary import TokenType
 from bitnet.core.text.words import byte_characters
 from random_blocks import CHUNK
 
 LETTERS = "\u0120etaoinshrdlcumwfgypbvk,"
 """Characters of the longer tokens: a space, as byte-level vocabularies write it, and common letters."""
+
+SPECIAL = ("<|endoftext|>", "<|im_start|>", "<|im_end|>", "<think>", "</think>")
+CHAT_TEMPLATE = (
+    "{%- for message in messages %}{{ '<|im_start|>' + message.role + '\\n' }}"
+    "{%- if message.role == 'assistant' %}{{ '<think>\\n' + (message.reasoning_content or '') + '\\n</think>\\n\\n' }}"
+    "{%- endif %}{{ (message.content or '') + '<|im_end|>\\n' }}{%- endfor %}"
+    "{%- if add_generation_prompt %}{{ '<|im_start|>assistant\\n<think>\\n' }}"
+    "{%- if enable_thinking is defined and enable_thinking is false %}{{ '\\n</think>\\n\\n' }}{%- endif %}{%- endif %}"
+)
 
 
 def vocabulary(
@@ -39,6 +48,27 @@ def vocabulary(
         raise SystemExit(f"the vocabulary can have at most {len(tokens) + len(special)} tokens")
     types = [TokenType.NORMAL] * len(tokens) + [TokenType.CONTROL] * len(special)
     return tokens + special, [int(kind) for kind in types], merges
+
+
+def chat_tokenizer(size: int, pre: str) -> dict[str, MetadataValue]:
+    """The keys of a byte-level tokenizer with Qwen's chat template.
+
+    Args:
+        pre: How text is cut before merges: ``qwen2`` or ``qwen35``.
+    """
+    tokens, types, merges = vocabulary(size, SPECIAL)
+    ids = {token: i for i, token in enumerate(tokens)}
+    return {
+        "tokenizer.ggml.model": "gpt2",
+        "tokenizer.ggml.pre": pre,
+        "tokenizer.ggml.tokens": list(tokens),
+        "tokenizer.ggml.token_type": np.array(types, np.int32),
+        "tokenizer.ggml.merges": list(merges),
+        "tokenizer.ggml.eos_token_id": ids["<|im_end|>"],
+        "tokenizer.ggml.padding_token_id": ids["<|endoftext|>"],
+        "tokenizer.ggml.add_bos_token": False,
+        "tokenizer.chat_template": CHAT_TEMPLATE,
+    }
 
 
 def normal(

@@ -17,17 +17,8 @@ import numpy.typing as npt
 from bitnet.core.gguf import GGMLType, MetadataValue, TensorSource
 from bitnet.core.text.words import QWEN35_WORDS
 from random_blocks import random_blocks
-from random_parts import normal, vocabulary
+from random_parts import CHAT_TEMPLATE, SPECIAL, chat_tokenizer, normal, vocabulary
 from random_shapes import HybridShape, Shape
-
-SPECIAL = ("<|endoftext|>", "<|im_start|>", "<|im_end|>", "<think>", "</think>")
-CHAT_TEMPLATE = (
-    "{%- for message in messages %}{{ '<|im_start|>' + message.role + '\\n' }}"
-    "{%- if message.role == 'assistant' %}{{ '<think>\\n' + (message.reasoning_content or '') + '\\n</think>\\n\\n' }}"
-    "{%- endif %}{{ (message.content or '') + '<|im_end|>\\n' }}{%- endfor %}"
-    "{%- if add_generation_prompt %}{{ '<|im_start|>assistant\\n<think>\\n' }}"
-    "{%- if enable_thinking is defined and enable_thinking is false %}{{ '\\n</think>\\n\\n' }}{%- endif %}{%- endif %}"
-)
 
 
 class Part(NamedTuple):
@@ -79,8 +70,6 @@ def parts(shape: HybridShape) -> Iterator[Part]:
 
 def metadata(shape: HybridShape, seed: int) -> dict[str, MetadataValue]:
     """The keys of a GGUF file."""
-    tokens, types, merges = vocabulary(shape.vocab, SPECIAL)
-    ids = {token: i for i, token in enumerate(tokens)}
     keys: dict[str, MetadataValue] = {
         "context_length": shape.context,
         "embedding_length": shape.hidden,
@@ -107,15 +96,7 @@ def metadata(shape: HybridShape, seed: int) -> dict[str, MetadataValue]:
         "general.quantization_version": 2,
         **{f"qwen35.{key}": value for key, value in keys.items()},
         **(transforms(shape, seed) if shape.block else {}),
-        "tokenizer.ggml.model": "gpt2",
-        "tokenizer.ggml.pre": "qwen35",
-        "tokenizer.ggml.tokens": list(tokens),
-        "tokenizer.ggml.token_type": np.array(types, np.int32),
-        "tokenizer.ggml.merges": list(merges),
-        "tokenizer.ggml.eos_token_id": ids["<|im_end|>"],
-        "tokenizer.ggml.padding_token_id": ids["<|endoftext|>"],
-        "tokenizer.ggml.add_bos_token": False,
-        "tokenizer.chat_template": CHAT_TEMPLATE,
+        **chat_tokenizer(shape.vocab, "qwen35"),
     }
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import NamedTuple
 
 import numpy as np
@@ -24,13 +25,13 @@ from bitnet.core.hal import (
     Weight,
     run,
 )
-from bitnet.core.model.config import ModelConfig
 from bitnet.core.model.delta_net import DeltaNet
 from bitnet.core.model.hadamard import Hadamard
 from bitnet.core.model.program import build_program
 from bitnet.core.reference import ReferenceDevice
 from bitnet.core.testing.base import DeviceTests
 from bitnet.core.testing.cases import needs
+from bitnet.core.testing.hybrid import CONFIG
 from bitnet.core.testing.norms import norm_weight
 from bitnet.core.testing.rig import Array, dense, not_yet, random_ternary, ternary
 from bitnet.core.testing.whole_model import END_TO_END, TYPICAL
@@ -77,9 +78,8 @@ def hybrid_program(
     signs = {width: rng.choice(np.array([-1, 1], np.float32), width) for width in sorted(widths)}
     folded = Hadamard(shape.block, signs, frozenset({"output.weight"}), True, shape.grouped) if shape.block else None
     kv_heads = shape.heads // 2
-    config = ModelConfig(
-        architecture="qwen35",
-        name="hybrid",
+    config = replace(
+        CONFIG,
         vocab_size=VOCAB,
         hidden_size=shape.hidden,
         layers=3,
@@ -87,17 +87,7 @@ def hybrid_program(
         kv_heads=kv_heads,
         head_dim=shape.head_dim,
         ffn_size=shape.ffn,
-        context_length=4096,
-        rms_eps=1e-6,
-        rope_theta=1e4,
-        rope_style="neox",
-        rope_freq_factors=None,
-        activation="silu",
-        sub_norms=False,
-        tied_embeddings=False,
-        head_norms=True,
         rotary_dim=shape.rotary,
-        output_gate=True,
         delta_net=net,
         hadamard=folded,
     )
