@@ -121,8 +121,9 @@ def test_its_library_computes_on_its_backend(run: Run) -> None:
 
 
 def test_its_backend_conforms(run: Run, tmp_path: Path) -> None:
-    shutil.copy(SAMPLE / "tests" / "conformance.py", tmp_path)
-    ran = run(sys.executable, "-m", "pytest", "-q", "-rs", "-p", "no:cacheprovider", "conformance.py")
+    shutil.copy(SAMPLE / "pyproject.toml", tmp_path)
+    shutil.copytree(SAMPLE / "tests", tmp_path / "tests")
+    ran = run(sys.executable, "-m", "pytest", "-q", "-rs", "-p", "no:cacheprovider")  # as in a copy of the sample
     # Nothing is expected to fail, and nothing skipped but for features that the sample does not list.
     *lines, last = ran.stdout.splitlines()
     summary = re.fullmatch(r"(\d+) passed, (\d+) skipped in .*", last.strip("= "))

@@ -1,4 +1,4 @@
-"""The conformance suite on this backend: ``pytest tests/conformance.py`` where the package is installed."""
+"""The conformance suite on this backend: ``pytest`` in this repository, where the package is installed."""
 
 from __future__ import annotations
 
