@@ -4,8 +4,9 @@
     uv run tools/bench_http.py -m model.gguf --device cuda:0      # over a real one
 
 The engine's requests are read by a thread each; those of the server by ``bitnet bench-serve``, which is a process of
-its own. Each number is the best of the rounds, which take turns. ``--profile`` prints where the server's event loop
-spends its time; ``--idle`` opens connections that send nothing.
+its own. With ``--agent`` they are chats with a tool, whose grammar waits for a call, and half of each answer is a
+thought; the engine's stay plain. Each number is the best of the rounds, which take turns. ``--profile`` prints where
+the server's event loop spends its time; ``--idle`` opens connections that send nothing.
 """
 
 from __future__ import annotations
@@ -31,9 +32,16 @@ import uvicorn
 from bench_host import Waiting, engine_over
 from bitnet.core import Model, load_model
 from bitnet.core.engine.worker import Worker
+from bitnet.core.text.chat import ChatTemplate
 from bitnet.server import Settings, create_app
 from running import positive, run_tool
 
+AGENT = (
+    "{% for m in messages %}<{{ m.role }}>{{ m.content }}{% endfor %}"
+    "{% if false %}<tool_call>{{ tools }}</think>{% endif %}<think>\n"
+)
+"""A chat template such as agents' models have: it opens a thought, and tools are called by a tag."""
+TOOL = {"name": "weather", "parameters": {"type": "object", "properties": {"city": {"type": "string"}}}}
 SAMPLING: dict[str, dict[str, float]] = {"greedy": {}, "top_p": {"temperature": 0.8, "top_p": 0.95}}
 
 
@@ -82,6 +90,12 @@ def through_http(
         **({"request-rate": given.rate} if given.rate else {}),
         **{name.replace("_", "-"): value for name, value in sampling.items()},
     }
+    if given.agent:
+        tools = [{"type": "function", "function": TOOL}]
+        options |= {
+            "endpoint": "chat",
+            "extra-body": json.dumps({"tools": tools, "thinking_token_budget": given.tokens // 2}),
+        }
     spent, looped = time.process_time(), loop()
     done = subprocess.run(
         [*command, *(f"--{name}={value}" for name, value in options.items())], stdout=subprocess.PIPE, check=True
@@ -140,6 +154,7 @@ def main() -> None:
     parser.add_argument("--tokens", type=positive, default=512)
     parser.add_argument("--rate", type=float, help="requests a second, at random times; all at once if left out")
     parser.add_argument("--endpoint", default="completions")
+    parser.add_argument("--agent", action="store_true", help="chats that think, with a tool")
     parser.add_argument("--rounds", type=positive, default=3)
     parser.add_argument("--idle", type=int, default=0, help="connections that send nothing meanwhile")
     parser.add_argument("--profile", action="store_true")
@@ -150,6 +165,10 @@ def main() -> None:
     profile = cProfile.Profile() if given.profile else None
     with ExitStack() as stack:
         used = stack.enter_context(model if model is not None else waiting_model(given.step_ms / 1e3, places))
+        if given.agent:
+            tokenizer = used.tokenizer
+            template = ChatTemplate(AGENT, bos_token=tokenizer.bos_token, eos_token=tokenizer.eos_token)
+            used._file.__dict__["chat_template"] = template
         used.warm()
         url, loop = stack.enter_context(serving(used, places, profile))
         address = ("127.0.0.1", int(url.rpartition(":")[2]))

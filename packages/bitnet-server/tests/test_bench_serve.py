@@ -80,6 +80,16 @@ def test_prompts_of_a_file_and_goodput(running: Any, scripted: Any, script_model
     assert found["request_goodput"] == pytest.approx(2 / found["duration"])
 
 
+def test_further_fields_of_requests(running: Any, scripted: Any, script_model: Model) -> None:
+    scripted(script_model, WORDS)
+    with running(script_model) as server:
+        found = bench(server.url, num_prompts=2, output_len=9, extra_body='{"max_tokens": 3}')
+        assert (found["total_output_tokens"], found["max_tokens"]) == (2 * 3, 3)
+        for wrong in ("{", "[1]"):
+            with pytest.raises(AssertionError, match=r"is not (a )?JSON"):
+                bench(server.url, extra_body=wrong)
+
+
 def test_requests_come_at_their_rate(running: Any, scripted: Any, script_model: Model) -> None:
     scripted(script_model, WORDS)
     durations: list[float] = []

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Sequence
 from pathlib import Path
@@ -33,6 +34,17 @@ def _objectives(ctx: click.Context, param: click.Parameter, given: Sequence[str]
             raise click.BadParameter(
                 f"{part!r} is not an objective such as ttft:200; use {', '.join(OBJECTIVES)}, in ms.", ctx, param
             )
+    return found
+
+
+def _fields(ctx: click.Context, param: click.Parameter, given: str | None) -> dict[str, Any]:
+    """Parse a JSON object."""
+    try:
+        found = json.loads(given or "{}")
+    except ValueError as error:
+        raise click.BadParameter(f"{given!r} is not JSON: {error}.", ctx, param) from None
+    if not isinstance(found, dict):
+        raise click.BadParameter(f"{given!r} is not a JSON object.", ctx, param)
     return found
 
 
@@ -128,6 +140,12 @@ class Rate(click.FloatRange):
 @click.option("--top-p", metavar="P", type=Finite(0, 1), help="Top-p of the sampling.  [default: the server's]")
 @click.option("--ignore-eos/--no-ignore-eos", default=False, show_default=True, help="Continue after the end of text.")
 @click.option(
+    "--extra-body",
+    metavar="JSON",
+    callback=_fields,
+    help='Further fields of every request, such as {"tool_choice": "auto"}.',
+)
+@click.option(
     "--goodput",
     metavar="NAME:MS,...",
     multiple=True,
@@ -151,8 +169,9 @@ def bench_serve(**params: Any) -> None:
     from bitnet.server.bench.prompts import Random, read_prompts
 
     url = params["base_url"].rstrip("/").removesuffix("/v1")
-    fields = {"temperature": params["temperature"]}
+    fields: dict[str, Any] = {"temperature": params["temperature"]}
     fields |= {name: params[name] for name in ("top_p", "ignore_eos") if params[name]}
+    fields |= params["extra_body"]
     target = Target(
         url=url, endpoint=params["endpoint"], model=params["model"], api_key=params["api_key"], fields=fields
     )
