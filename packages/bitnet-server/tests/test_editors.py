@@ -101,10 +101,10 @@ def test_an_editors_conversation(server: Any, asks: Any, headers: dict[str, str]
         assert (call["function"]["name"], json.loads(call["function"]["arguments"])) == ("read_file", ARGUMENTS)
     asked = {"role": "assistant", "content": None, "tool_calls": [call], "reasoning_content": "I read it."}
     for content in (FILE, [{"type": "text", "text": FILE}]):
-        told = [*said, asked, {"role": "tool", "content": content, "tool_call_id": call["id"]}]
-        message, _ = streamed(server, asks(told, tools=[TOOL]), **headers)
+        answered = [*said, asked, {"role": "tool", "content": content, "tool_call_id": call["id"]}]
+        message, _ = streamed(server, asks(answered, tools=[TOOL]), **headers)
         assert (message["content"], message["tool_calls"]) == ("It is 42.", [])
-        again = [*told, {"role": "assistant", "content": "It is 42."}, {"role": "user", "content": "And now?"}]
+        again = [*answered, {"role": "assistant", "content": "It is 42."}, {"role": "user", "content": "And now?"}]
         message, _ = streamed(server, asks(again, tools=[TOOL], tool_choice="none"), **headers)
         assert message["content"] == "It is 42."
 
