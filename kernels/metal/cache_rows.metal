@@ -1,12 +1,17 @@
 // Writing rows to the cache: rotation, and the codes of an int8 cache.
 
+#ifndef PAIRS
+#define PAIRS (DIM / 2) /* of a head that are rotated; the elements after them stay */
+#endif
+
 // Element i of a rotated head.
 inline float rotated(device const float *head, device const float *cosines, device const float *sines, int position, int i) {
-    int pair = NEOX ? i % (DIM / 2) : i / 2;
-    bool second = NEOX ? i >= DIM / 2 : i % 2 == 1;
-    ulong angle = ulong(position) * (DIM / 2) + ulong(pair);
+    if (i >= 2 * PAIRS) return head[i];
+    int pair = NEOX ? i % PAIRS : i / 2;
+    bool second = NEOX ? i >= PAIRS : i % 2 == 1;
+    ulong angle = ulong(position) * PAIRS + ulong(pair);
     float c = cosines[angle], s = sines[angle];
-    float a = head[NEOX ? pair : 2 * pair], b = head[NEOX ? pair + DIM / 2 : 2 * pair + 1];
+    float a = head[NEOX ? pair : 2 * pair], b = head[NEOX ? pair + PAIRS : 2 * pair + 1];
     return second ? b * c + a * s : a * c - b * s;
 }
 

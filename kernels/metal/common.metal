@@ -55,6 +55,9 @@ struct Place {
 #define KV4 float4
 #endif
 
+// The entry in which a sequence's states are before a pass: the one it read first, then the one that it writes.
+#define STATE_SOURCE(step, state_from, state_to, seq) ((step)[(STEP_DONE(step) ? (state_to) : (state_from)) + (seq)])
+
 // Position in its sequence of token m.
 inline int token_position(device const int *step, int token_seq, int seq_begin, int seq_len, int m) {
     int s = step[token_seq + m];
@@ -62,7 +65,7 @@ inline int token_position(device const int *step, int token_seq, int seq_begin, 
 }
 
 // The cache is [blocks, BLOCK, kv_heads, DIM]. A block of int8 codes is followed by its rows' scales, [BLOCK, kv_heads] floats.
-#ifdef BLOCK
+#if defined(BLOCK) && defined(DIM)
 #define CACHE_ROW (DIM + KV_I8 * 4) /* elements of a row, with its scale */
 
 // Place in the cache, in elements, of position p of the sequence with this block table.
@@ -120,3 +123,6 @@ inline float act(float g) {
     return g / (1.0f + precise::exp(-g));
 #endif
 }
+
+inline float sigmoid(float g) { return 1.0f / (1.0f + precise::exp(-g)); }
+inline float silu(float g) { return g / (1.0f + precise::exp(-g)); }

@@ -36,10 +36,12 @@
         for (int i = int(index); i < DIM; i += WG) values[at + ulong(i)] = KV(row[i]);
         return;
     }
+    if (head >= heads)
+        for (int i = 2 * PAIRS + int(index); i < DIM; i += WG) keys[at + ulong(i)] = KV(row[i]);
 #endif
-    for (int i = int(index); i < DIM / 2; i += WG) {
-        int first = NEOX ? i : 2 * i, second = NEOX ? i + DIM / 2 : 2 * i + 1;
-        ulong angle = ulong(position) * (DIM / 2) + ulong(i);
+    for (int i = int(index); i < PAIRS; i += WG) {
+        int first = NEOX ? i : 2 * i, second = NEOX ? i + PAIRS : 2 * i + 1;
+        ulong angle = ulong(position) * PAIRS + ulong(i);
         float c = cosines[angle], s = sines[angle], a = row[first], b = row[second];
         float rotated_a = a * c - b * s, rotated_b = b * c + a * s;
         if (head < heads) {

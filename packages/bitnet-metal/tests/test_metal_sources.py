@@ -14,7 +14,8 @@ FILES = sorted(path.stem for path in KERNELS.glob("*.metal"))
 BASE = {
     "WG": 64, "WEIGHT_F16": 1, "KV_F16": 1, "DIM": 64, "BLOCK": 16, "NORM": 1, "RELU2": 1, "COLS": 320, "ROW_BYTES": 96,
     "TOKENS": 2, "INPUT": 0, "GLU": 1, "ADD": 0, "LANES": 32, "EACH": 2, "HEAD_GROUP": 4, "ROPE": 1, "NEOX": 1,
-    "TX": 16, "TY": 16, "EACH_M": 2, "GROUP": 64, "HELD": 2,
+    "TX": 16, "TY": 16, "EACH_M": 2, "GROUP": 64, "HELD": 2, "TAPS": 4, "D_K": 20, "D_V": 36, "HEADS": 4, "K_HEADS": 2,
+    "TILED": 1, "COLUMNS": 32, "PARTS": 8, "HEAD": 64, "SILU": 1, "UNTILE": 2, "SIGNS": 1, "ROWS": 1,
 }  # fmt: skip
 OTHER = {
     "WEIGHT_F16": 0,
@@ -27,6 +28,11 @@ OTHER = {
     "ADD": 1,
     "LANES": 16,
     "ROPE": 0,
+    "TILED": 0,
+    "SILU": 0,
+    "UNTILE": 0,
+    "SIGNS": 0,
+    "ROWS": 0,
 }
 
 

@@ -12,6 +12,7 @@ from bitnet.core.errors import DeviceError, DeviceLostError, DeviceUnavailableEr
 from bitnet.core.hal import (
     KERNEL_FEATURES,
     PREPARES,
+    STATES,
     Device,
     DeviceInfo,
     DeviceType,
@@ -202,7 +203,7 @@ def _info(objc: Objc, device: int, name: str, index: str, system: System) -> Dev
         type=DeviceType.VIRTUAL if virtual else DeviceType.INTEGRATED,
         memory=int(objc.send(device, "recommendedMaxWorkingSetSize")),
         driver_version=f"macOS {_text(system.version)} ({system.build})",
-        features=("f16", *KERNEL_FEATURES, PREPARES),
+        features=("f16", *KERNEL_FEATURES, STATES, PREPARES),
     )
     return marked(info)
 

@@ -89,7 +89,6 @@ PLAIN = Vendor(
     attention=MetalAttention,
     groups=lambda abilities: HeadOps(abilities).table(),
     leaves_out=fits,
-    recurrent=False,
 )
 """The kernels that every device runs, as the family's lowering takes them."""
 MATRICES = replace(

@@ -101,8 +101,7 @@ class ClcOps:
             GatedProduct: self._gated_product,
             **vendor.groups(abilities),
         }
-        if vendor.recurrent:
-            self._table = {**self._table, **recurrent_variants(self._rows, self._table)}
+        self._table = {**self._table, **recurrent_variants(self._rows, self._table)}
 
     def lowering(self) -> Lowering:
         """The lowering for :class:`bitnet.core.gpu.GpuDevice`."""

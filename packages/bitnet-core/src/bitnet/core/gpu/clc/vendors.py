@@ -32,7 +32,6 @@ class Vendor:
         groups: Launches of groups of operations that the generic kernels do not support.
         otherwise: The kind of matrix products to use if the trial fails.
         leaves_out: As :class:`~bitnet.core.gpu.Lowering`'s.
-        recurrent: Whether there are kernels of recurrent layers, transforms and partial rotations.
     """
 
     trial: KernelSpec | None = None
@@ -41,7 +40,6 @@ class Vendor:
     groups: Callable[[Abilities], Dispatch] = lambda _: {}
     otherwise: Matrix = "none"
     leaves_out: Callable[[Context], bool] = lambda _: False
-    recurrent: bool = True
 
 
 PLAIN = Vendor()
