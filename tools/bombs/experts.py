@@ -57,7 +57,7 @@ def _keys() -> Iterator[tuple[str, str, Callable[[], Any], str]]:
     yield "2^31 shared experts", "expert_shared_count", lambda: GREATEST, "only 0 is supported"
     yield "2^31 groups of experts", "expert_group_count", lambda: GREATEST, "only 1 is supported"
     yield "a router of another function", "expert_gating_func", lambda: GREATEST, "only 1 is supported"
-    yield "routers by an array", "expert_weights_norm", lambda: np.arange(8 * MB), "values that differ"
+    yield "routers by an array", "expert_weights_norm", lambda: np.arange(MB, dtype=np.int32), "values that differ"
     yield "scales of experts by text", "expert_weights_scale", lambda: ["1"] * MB, "only 1 is supported"
     yield "a window of 2^31", "attention.sliding_window", lambda: 2**63, "sliding_window"
     yield "a window of nothing", "attention.sliding_window", lambda: 0, "sliding_window"
