@@ -162,9 +162,8 @@ class Embedder(FileBacked):
         Raises:
             ContextFullError, InvalidInputError: As for :meth:`embed`; messages call the text by its ``number``.
         """
-        tokenizer = self.tokenizer
         if isinstance(text, str):
-            tokens = tokenizer.encode(text, add_special=True, parse_special=False)
+            tokens = self.tokenizer.encode(text, add_special=True, parse_special=False)
         else:
             try:
                 tokens = [index(token) for token in text]
@@ -183,7 +182,7 @@ class Embedder(FileBacked):
                     tokens=len(tokens),
                     context=self.context,
                 )
-            ends = isinstance(text, str) and tokens[-1] in tokenizer.eos_ids
+            ends = isinstance(text, str) and tokens[-1] in self.tokenizer.eos_ids
             tokens = [*tokens[: self.context - 1], tokens[-1]] if ends else tokens[: self.context]
         return tokens
 
