@@ -234,8 +234,7 @@ class ReferenceExecutable(CheckedExecutable):
     def _run_op(self, op: Op, step: Fields) -> None:
         t, w, m, r = self._tensors, self._dense, step.tokens, step.rows
         if isinstance(op, Embed):
-            ids = step.field("tokens", m)
-            packed = self._ternary.get(op.table)
+            ids, packed = step.field("tokens", m), self._ternary.get(op.table)
             rows = w[op.table][ids] if packed is None else ops.table_rows(packed, ids, t[op.out].shape[1])
             t[op.out][:m] = rows if op.transform is None else self._restored(rows, op.transform)
         elif isinstance(op, NormQuant):
