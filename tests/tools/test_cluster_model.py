@@ -1,0 +1,68 @@
+"""The discrete-event model of a cluster: what can be computed by hand, what is conserved, and the order of ways."""
+
+from __future__ import annotations
+
+import random
+
+import numpy as np
+import pytest
+
+pytest.importorskip("simpy", reason="SimPy is not installed (the group `simulation`)")
+
+from cluster_model.replica import Speed
+from cluster_model.routing import WAYS
+from cluster_model.run import Failure, simulate
+from cluster_model.traces import BLOCK, Conversation, Shape, Turn, conversations
+
+STEP, PROMPT = 0.01, 0.001
+SLOW = Speed(sequences=(1, 4), seconds=(STEP, STEP), prompt_seconds=PROMPT, places=4, chunk=64, blocks=1000)
+SHAPE = Shape(shared=320, sorts=8, turns=5, question=40, answer=10, pause=0.3)
+
+
+def turn(prompt: int, output: int, start: int = 0) -> Turn:
+    return Turn(0.0, tuple(range(start, start + prompt // BLOCK)), prompt, output)
+
+
+def test_one_replica_as_computed_by_hand() -> None:
+    """A prompt of 100 tokens takes two chunks; the second turn computes what is behind its last cached block."""
+    talk = Conversation(1.0, 0, (turn(100, 5), turn(130, 3)))
+    found = simulate([talk], 1, SLOW, "random", random.Random(0))
+    cached = 100 // BLOCK * BLOCK
+    assert found.ttft == pytest.approx([2 * STEP + 100 * PROMPT, STEP + (130 - cached) * PROMPT])
+    assert found.seconds == pytest.approx(1.0 + found.ttft.sum() + 4 * STEP + 2 * STEP)
+    assert (found.cached, found.prompts, found.tokens) == (cached, 230, 8)
+
+
+def test_more_requests_than_places_wait() -> None:
+    """Six requests of one token's prompt and ten tokens on four places: the last two begin when the first four end."""
+    talks = [Conversation(0.0, i, (Turn(0.0, (), 1, 10),)) for i in range(6)]
+    found = simulate(talks, 1, SLOW, "random", random.Random(0))
+    first = STEP + 4 * PROMPT
+    assert np.sort(found.ttft)[:4] == pytest.approx([first] * 4)
+    assert np.sort(found.ttft)[4:] == pytest.approx([first + 9 * STEP + STEP + 2 * PROMPT] * 2)
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_each_request_ends_once_whatever_fails(way: str) -> None:
+    seed = random.randrange(1 << 30)
+    talks = conversations(SHAPE, 40, 20.0, random.Random(seed))
+    found = simulate(talks, 8, SLOW, way, random.Random(seed), failure=Failure(1.0, 0.25))
+    assert len(found.ttft) + found.lost == 40 * SHAPE.turns, seed
+    assert found.ttft.min() >= STEP
+    again = simulate(talks, 8, SLOW, way, random.Random(seed), failure=Failure(1.0, 0.25))
+    assert np.array_equal(found.ttft, again.ttft), seed
+
+
+def test_prefixes_are_found_by_those_who_look() -> None:
+    seed = random.randrange(1 << 30)
+    talks = conversations(SHAPE, 60, 20.0, random.Random(seed))
+    hits = {way: simulate(talks, 8, SLOW, way, random.Random(seed)).hits for way in WAYS}
+    assert hits["prefix"] > hits["random"] + 0.1, (seed, hits)
+    assert hits["prefix"] > hits["least loaded"] + 0.1, (seed, hits)
+
+
+def test_a_full_cache_evicts() -> None:
+    small = Speed(sequences=(1,), seconds=(STEP,), prompt_seconds=PROMPT, places=1, chunk=64, blocks=4)
+    talk = Conversation(0.0, 0, (turn(64, 1), turn(64, 1, start=100), turn(64, 1)))
+    found = simulate([talk], 1, small, "prefix", random.Random(0))
+    assert found.cached == 0

@@ -1,0 +1,171 @@
+"""An engine as the model has it: steps that take a measured time, places, prompts in chunks, and a cache of blocks."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter, OrderedDict, deque
+from collections.abc import Generator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import simpy
+
+from bitnet.server.ray.scoring import matched_tokens
+from cluster_model.traces import BLOCK, Turn
+
+
+@dataclass(frozen=True, slots=True)
+class Speed:
+    """How long steps take, and what fits.
+
+    Attributes:
+        sequences, seconds: Measured seconds of a step of so many sequences; between them, times are interpolated.
+        prompt_seconds: Seconds that each token of a prompt adds to a step.
+        places: Maximum sequences of a step.
+        chunk: Maximum tokens of prompts of a step.
+        blocks: Blocks of the KV cache.
+    """
+
+    sequences: tuple[int, ...]
+    seconds: tuple[float, ...]
+    prompt_seconds: float
+    places: int
+    chunk: int
+    blocks: int
+
+    def step(self, sequences: int, prompt: int) -> float:
+        """Seconds of a step."""
+        return float(np.interp(sequences, self.sequences, self.seconds)) + prompt * self.prompt_seconds
+
+
+@dataclass(slots=True, eq=False)
+class Job:
+    """A request on its way: times are seconds of the simulation.
+
+    Attributes:
+        uncached: Tokens of the prompt that are still to be computed.
+        left: Tokens that are still to be generated.
+        done: Succeeds when the answer is complete, and fails with :class:`Lost` if its replica is.
+    """
+
+    turn: Turn
+    sent: float
+    done: simpy.Event
+    cached: int = 0
+    uncached: int = 0
+    left: int = 0
+    first: float | None = None
+
+
+class Lost(Exception):
+    """The replica of a request has failed."""
+
+
+class Replica:
+    """A simulated engine.
+
+    Attributes:
+        name: Its index in the cluster.
+        known: Hashes of the blocks that it holds, or will hold when it has computed what it was sent.
+    """
+
+    def __init__(self, environment: simpy.Environment, name: str, speed: Speed) -> None:
+        self.name, self._environment, self._speed = name, environment, speed
+        self._cache: OrderedDict[int, None] = OrderedDict()
+        self._coming: Counter[int] = Counter()
+        self.known: set[int] = set()
+        self._waiting: deque[Job] = deque()
+        self._running: list[Job] = []
+        self._work = environment.event()
+        self._lost = False
+        environment.process(self._run())
+
+    @property
+    def jobs(self) -> list[Job]:
+        """The requests that it has."""
+        return [*self._waiting, *self._running]
+
+    def send(self, job: Job) -> None:
+        """Queue a request."""
+        if self._lost:
+            job.done.fail(Lost())
+            return
+        self._coming.update(job.turn.blocks)
+        self.known.update(job.turn.blocks)
+        self._waiting.append(job)
+        if not self._work.triggered:
+            self._work.succeed()
+
+    def fail(self) -> None:
+        """Lose the replica and all that it has."""
+        self._lost = True
+        for job in self.jobs:
+            job.done.fail(Lost())
+        self._waiting.clear()
+        self._running.clear()
+
+    def _run(self) -> Generator[simpy.Event, Any, None]:
+        while not self._lost:
+            if not self._running and not self._waiting:
+                self._work = self._environment.event()
+                yield self._work
+            while self._waiting and len(self._running) < self._speed.places:
+                self._running.append(self._admitted(self._waiting.popleft()))
+            prompts, budget = [], self._speed.chunk
+            for job in self._running:
+                if job.uncached and budget:
+                    taken = min(job.uncached, budget)
+                    prompts.append((job, taken))
+                    budget -= taken
+            decoding = [job for job in self._running if not job.uncached]
+            seconds = self._speed.step(len(self._running), self._speed.chunk - budget)
+            steps = 1
+            if prompts or self._waiting:
+                yield self._environment.timeout(seconds)
+            else:
+                steps = yield from self._alike(seconds, min(job.left for job in decoding))
+            if not self._lost:
+                self._finish(decoding, prompts, steps)
+
+    def _alike(self, seconds: float, most: int) -> Generator[simpy.Event, Any, int]:
+        """Up to so many steps that differ in nothing, as one event; a request that comes ends them with a step."""
+        began, self._work = self._environment.now, self._environment.event()
+        yield self._environment.timeout(most * seconds) | self._work
+        steps = min(most, max(1, math.ceil((self._environment.now - began) / seconds - 1e-6)))
+        yield self._environment.timeout(max(0.0, began + steps * seconds - self._environment.now))
+        return steps
+
+    def _admitted(self, job: Job) -> Job:
+        """Take a request in; at least a prompt's last token is computed."""
+        job.cached = min(job.turn.prompt - 1, matched_tokens(job.turn.blocks, self._cache, BLOCK))
+        job.uncached, job.left = job.turn.prompt - job.cached, job.turn.output
+        for block in job.turn.blocks[: job.cached // BLOCK]:
+            self._cache.move_to_end(block)
+        return job
+
+    def _finish(self, decoding: list[Job], prompts: list[tuple[Job, int]], steps: int) -> None:
+        for job, taken in prompts:
+            job.uncached -= taken
+            if not job.uncached:
+                job.first = self._environment.now
+                self._keep(job)
+                decoding.append(job)
+        for job in decoding:
+            job.left -= steps
+            if job.left == 0:
+                self._running.remove(job)
+                job.done.succeed()
+
+    def _keep(self, job: Job) -> None:
+        """Keep a prompt's blocks, the least recently used ones of others being evicted."""
+        for block in job.turn.blocks:
+            self._cache[block] = None
+            self._cache.move_to_end(block)
+            self._coming[block] -= 1
+            if not self._coming[block]:
+                del self._coming[block]
+        while len(self._cache) > self._speed.blocks:
+            block, _ = self._cache.popitem(last=False)
+            if block not in self._coming:
+                self.known.discard(block)
