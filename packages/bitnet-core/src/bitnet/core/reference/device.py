@@ -77,7 +77,6 @@ NUMPY_INFO = DeviceInfo(
 )
 """``cpu:numpy``. Its memory is the host's; the size is not known here."""
 
-
 _KERNELS: Mapping[type[Op], str] = {
     Embed: "embed_numpy",
     NormQuant: "norm_quant_numpy",
