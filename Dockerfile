@@ -8,6 +8,7 @@ COPY . /src
 WORKDIR /src
 RUN python -m venv /opt/bitnet
 RUN /opt/bitnet/bin/pip install --no-cache-dir --target .uv uv
+RUN .uv/bin/uv run --frozen --only-group clients tools/vendor_page.py
 RUN for name in core server ${BACKENDS}; do .uv/bin/uv build --wheel --package "bitnet-$name" --out-dir /dist; done
 RUN /opt/bitnet/bin/pip install --no-cache-dir /dist/*.whl "$(echo /dist/bitnet_server-*.whl)[structured]"
 

@@ -1,9 +1,9 @@
-"""Copy the libraries of the chat page from npm into the server's package.
+"""Copy the libraries of the chat page from npm into the server's package, before it is built.
 
 uv run --group dev tools/vendor_page.py
 
 `packages/bitnet-server/vendor/package-lock.json` names their versions and checksums. To take another version:
-`npm install --package-lock-only --ignore-scripts NAME@VERSION` in that folder, this command, and commit both.
+`npm install --package-lock-only --ignore-scripts NAME@VERSION` in that folder. The copies are not committed.
 """
 
 from __future__ import annotations
@@ -38,16 +38,21 @@ def install(folder: Path) -> Any:
     return nodejs.npm(words, return_completed_process=True, **options)
 
 
+def copy(folder: Path) -> None:
+    """Copy from the folder that they were installed into."""
+    for place, files in COPIED.items():
+        (ASSETS / place).mkdir(parents=True, exist_ok=True)
+        for name in files:
+            shutil.copyfile(folder / "node_modules" / name, ASSETS / place / Path(name).name)
+
+
 def main() -> None:
     argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter).parse_args()
     with tempfile.TemporaryDirectory() as folder:
         done = install(Path(folder))
         if done.returncode:
             raise SystemExit(f"npm failed:\n{done.stderr}")
-        for place, files in COPIED.items():
-            (ASSETS / place).mkdir(parents=True, exist_ok=True)
-            for name in files:
-                shutil.copyfile(Path(folder, "node_modules", name), ASSETS / place / Path(name).name)
+        copy(Path(folder))
 
 
 if __name__ == "__main__":

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-import sys
+import re
 import zlib
 from collections.abc import Callable
 from pathlib import Path
@@ -12,10 +12,14 @@ from typing import Any
 import pytest
 from playwright.sync_api import Browser, Page, Route, expect
 
+import bitnet.server
+
+vendor_page: Any = pytest.importorskip("vendor_page", reason="node comes with the group clients")
 PATHS = (
     "packages/bitnet-server/src/bitnet/server/page",
     "packages/bitnet-server/tests/page",
     "packages/bitnet-server/vendor",
+    "tools/vendor_page.py",
 )
 pytestmark = pytest.mark.nightly(unless_changed=PATHS)
 
@@ -95,6 +99,28 @@ REFUSED: dict[str, tuple[bytes, str]] = {
 }
 
 
+@pytest.fixture(scope="module")
+def reader(tmp_path_factory: pytest.TempPathFactory, installed: Callable[[str, Any], None]) -> Path:
+    """A folder with npm's pdf.js, of the version that packages are built with."""
+    folder = tmp_path_factory.mktemp("npm")
+    installed("node", vendor_page.install(folder))
+    return folder
+
+
+@pytest.fixture
+def page(open_page: Callable[..., Page], reader: Path) -> Page:
+    """The page of a server that was built with a reader of PDFs."""
+    page = open_page()
+    files = {Path(name).name: reader / "node_modules" / name for name in vendor_page.COPIED["pdfjs"]}
+    page.route(
+        "**/assets/vendor/pdfjs/*",
+        lambda route: route.fulfill(
+            content_type="text/javascript", body=files[route.request.url.rpartition("/")[2]].read_text("utf-8")
+        ),
+    )
+    return page
+
+
 def attach(page: Page, name: str, content: bytes) -> None:
     page.get_by_label("Files to attach").set_input_files(
         {"name": name, "mimeType": "application/pdf", "buffer": content}
@@ -112,10 +138,10 @@ def test_the_words_of_a_printed_page_go_along(browser: Browser, page: Page, talk
     """Chromium prints random words of many scripts on several pages; they come back in their order."""
     seed = random.randrange(2**32)
     print("seed", seed)
-    words = random.Random(seed).choices(WORDS, k=600)
+    words = random.Random(seed).choices(WORDS, k=300)
     with browser.new_page() as sheet:
         sheet.evaluate("(text) => document.body.append(text)", " ".join(words))
-        content = sheet.pdf(width="300px", height="300px")
+        content = sheet.pdf(width="300px", height="200px")
     sent: list[Any] = []
 
     def answer(route: Route) -> None:
@@ -172,8 +198,7 @@ def test_damaged_files_are_read_or_refused(page: Page) -> None:
     assert not [one for one in said if "TypeError" in one], said
 
 
-def test_a_file_that_takes_too_long_is_given_up(open_page: Callable[..., Page]) -> None:
-    page = open_page()
+def test_a_file_that_takes_too_long_is_given_up(page: Page) -> None:
     page.clock.install()
     page.route("**/pdf.worker.min.mjs", lambda route: route.fulfill(content_type="text/javascript", body="for (;;);"))
     attach(page, "a.pdf", pdf(shows(b"words")))
@@ -182,14 +207,16 @@ def test_a_file_that_takes_too_long_is_given_up(open_page: Callable[..., Page]) 
     expect(page.get_by_role("alert")).to_contain_text("a.pdf could not be read within 60 s")
 
 
-def test_the_copies_are_those_that_npm_has(tmp_path: Path, installed: Callable[[str, Any], None]) -> None:
-    sys.path.insert(0, str(Path(__file__).parents[4] / "tools"))
-    vendor_page: Any = pytest.importorskip("vendor_page")
-    installed("node", vendor_page.install(tmp_path))
-    names = set()
-    for place, files in vendor_page.COPIED.items():
-        for name in files:
-            copy = vendor_page.ASSETS / place / Path(name).name
-            assert copy.read_bytes() == (tmp_path / "node_modules" / name).read_bytes(), name
-            names.add(copy)
-    assert names == {path for path in vendor_page.ASSETS.rglob("*") if path.is_file()}
+def test_a_server_from_a_checkout_says_that_it_has_no_reader(open_page: Callable[..., Page]) -> None:
+    page = open_page(expected=("404",))
+    page.route("**/assets/vendor/pdfjs/*", lambda route: route.fulfill(status=404))
+    attach(page, "a.pdf", pdf(shows(b"words")))
+    expect(page.get_by_role("alert")).to_contain_text("a.pdf could not be read: this server has no reader of PDFs")
+
+
+def test_the_copies_are_those_that_the_page_loads(reader: Path, monkeypatch: Any, tmp_path: Path) -> None:
+    monkeypatch.setattr(vendor_page, "ASSETS", tmp_path)
+    vendor_page.copy(reader)
+    copies = {path.relative_to(tmp_path).as_posix() for path in tmp_path.rglob("*") if path.is_file()}
+    script = (Path(bitnet.server.__file__).parent / "page" / "assets" / "pdf.js").read_text(encoding="utf-8")
+    assert copies == {*re.findall(r"vendor/(pdfjs/[\w.]+)", script), "pdfjs/LICENSE"}

@@ -10,7 +10,7 @@ const count = new Intl.NumberFormat("en");
 /** The text of a PDF, whose reader is loaded when it is first needed. */
 async function textOfPages(file, bytes) {
   const reader = await import("./pdf.js").catch(() => {
-    throw new Error(`${file.name} could not be read: the server did not send what reads PDFs.`);
+    throw new Error(`${file.name} could not be read: this server has no reader of PDFs. Attach its text.`);
   });
   const text = await reader.textOfPdf(bytes).catch((error) => {
     throw new Error(`${file.name} ${error.message}`);
