@@ -154,6 +154,12 @@ def test_what_fits_is_allowed_in_every_spelling() -> None:
             assert rules.allow(text), (seed, schema, text)
 
 
+def test_a_list_of_anything_may_have_to_have_something() -> None:
+    rules = Rules({"type": "object", "properties": {"k": {"type": "array", "minItems": 1}}, "required": ["k"]})
+    assert rules.allow('{"k": [[]]}')
+    assert not rules.allow('{"k": []}')
+
+
 def test_what_clients_rely_on_is_held() -> None:
     """A value with a key lost or added, or a part of another type, is allowed only if the schema allows it."""
     seed = random.randrange(2**32)

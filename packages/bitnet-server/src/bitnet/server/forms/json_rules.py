@@ -129,9 +129,11 @@ class JsonRules:
         if kind == "array":
             items = self._value(schema.get("items"), root, depth + 1)
             least = schema.get("minItems")
+            some = isinstance(least, int) and least > 0
+            if items == "any" and not some:
+                return "any_list"
             body = f'{items} WS? ("," WS? {items} WS?)*'
-            body = body if isinstance(least, int) and least > 0 else f"({body})?"
-            return "any_list" if items == "any" else self._add(self._named(), f'"[" WS? {body} "]"')
+            return self._add(self._named(), f'"[" WS? {body} "]"' if some else f'"[" WS? ({body})? "]"')
         if kind == "string":
             return self._string(schema.get("minLength", 0), schema.get("maxLength"))
         return _SIMPLE.get(kind, "any") if isinstance(kind, str) else "any"
