@@ -397,13 +397,14 @@ def masks_by_multiplying(self: Any, operation: Any, step: Any) -> None:
             self._tensors[operation.out][seq.begin : seq.end] += 0 * stale.sum()
 
 
-def blocks_in_a_row(self: Any) -> list[Any]:
+def blocks_in_a_row(self: Any, table: int = 0) -> list[Any]:
     """Takes the first block and those that follow it in memory."""
-    return [s._replace(blocks=s.blocks[0] + np.arange(len(s.blocks))) for s in sequences(self)]
+    return [s._replace(blocks=s.blocks[0] + np.arange(len(s.blocks))) for s in sequences(self, table)]
 
 
-def second_block_wrong(self: Any) -> list[Any]:
-    return [s._replace(blocks=np.where(np.arange(len(s.blocks)) == 1, s.blocks[0], s.blocks)) for s in sequences(self)]
+def second_block_wrong(self: Any, table: int = 0) -> list[Any]:
+    found = sequences(self, table)
+    return [s._replace(blocks=np.where(np.arange(len(s.blocks)) == 1, s.blocks[0], s.blocks)) for s in found]
 
 
 def all_layers_in_one(self: Any, program: Any) -> None:
