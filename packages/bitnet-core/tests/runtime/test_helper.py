@@ -7,6 +7,7 @@ import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -43,6 +44,20 @@ def test_how_a_process_dies_at_its_start_is_said(tmp_path: Path, dies: str, reas
     with pytest.raises(HelperStartError) as caught:
         process.ready()
     assert caught.value.reason == reason
+
+
+def test_a_program_may_end_while_a_process_starts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What runs at exit ends processes that a thread has started, but not attended to yet."""
+    made = processes.job
+
+    def ending(*given: Any) -> Any:
+        processes.end_all()
+        return made(*given)
+
+    monkeypatch.setattr(processes, "job", ending)
+    process = HelperProcess(Program(program(tmp_path, "import sys\nsys.stdin.read()"), "it is tried"))
+    process.end(wait=True)
+    assert not process.alive
 
 
 @pytest.fixture

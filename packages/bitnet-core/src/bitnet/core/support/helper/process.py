@@ -95,6 +95,7 @@ class HelperProcess:
         self._errors = TemporaryFile() if program.stderr == "kept" else None  # noqa: SIM115
         arguments = command(program)
         where = {"dropped": subprocess.DEVNULL, "shown": None, "kept": self._errors}[program.stderr]
+        self._thread = threading.Thread(target=self._attend, name="bitnet-helper", daemon=True)
         with _living_lock:  # a fork at this point would keep the other ends of the pipes open
             (requests, to_it), (from_it, answers) = os.pipe(), os.pipe()
             self._in: IO[bytes] = open(to_it, "wb", buffering=0)  # noqa: PTH123, SIM115 - _leave closes them
@@ -113,7 +114,6 @@ class HelperProcess:
                 os.close(answers)
             _living.add(self)
         self._started = self._asked = time.monotonic()
-        self._thread = threading.Thread(target=self._attend, name="bitnet-helper", daemon=True)
         try:
             self._job = job(self._process, program)
             self._thread.start()
@@ -191,7 +191,9 @@ class HelperProcess:
         if self._due or not self._program.patience:
             self._process.kill()
         self._requests.put(None)
-        if wait:
+        if (
+            wait and self._thread.ident is not None
+        ):  # it has begun; else the program ends while another thread starts it
             self._thread.join(self._program.patience + 2 * PARTING)
 
     def forget(self) -> None:
