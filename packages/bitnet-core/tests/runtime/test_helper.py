@@ -16,7 +16,7 @@ from bitnet.core.devices.plugin import Plugin
 from bitnet.core.hal import ProbeStatus
 from bitnet.core.support.helper import Helper, HelperProcess, HelperStartError, Limits, Program
 from bitnet.core.support.helper import process as processes
-from bitnet.core.support.helper.program import command
+from bitnet.core.support.helper.program import command, job
 
 posix = pytest.mark.skipif(sys.platform == "win32", reason="signals are POSIX's")
 WINDOWS_LIMIT = 32_767
@@ -48,11 +48,10 @@ def test_how_a_process_dies_at_its_start_is_said(tmp_path: Path, dies: str, reas
 
 def test_a_program_may_end_while_a_process_starts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """What runs at exit ends processes that a thread has started, but not attended to yet."""
-    made = processes.job
 
     def ending(*given: Any) -> Any:
         processes.end_all()
-        return made(*given)
+        return job(*given)
 
     monkeypatch.setattr(processes, "job", ending)
     process = HelperProcess(Program(program(tmp_path, "import sys\nsys.stdin.read()"), "it is tried"))

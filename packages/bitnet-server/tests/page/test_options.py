@@ -85,7 +85,7 @@ def test_prompt_presets(page: Page, talk: Any, bodies: list[Any]) -> None:
     page.get_by_label("Name of the preset").fill("Pirate")
     page.keyboard.press("Enter")
     expect(page.get_by_label("Preset", exact=True)).to_have_value("Pirate")
-    page.get_by_label("System prompt").fill("")
+    page.get_by_label("System prompt", exact=True).fill("")
     page.get_by_role("button", name="Done").click()
     page.reload()
     talk.menu(page, "Options")
