@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import json
 import random
+from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,10 @@ import jsonschema
 import pytest
 
 from bitnet.core import Model
+from bitnet.core.model import open_model
+from bitnet.core.model.default import default_model_path
+from bitnet.server.forms.lazy import LazyForm, LazyMatcher
+from bitnet.server.forms.matchers import FormSource, Matchers
 
 _SPEC = importlib.util.spec_from_file_location("tool_families", Path(__file__).with_name("test_tools.py"))
 assert _SPEC is not None
@@ -127,6 +132,35 @@ def test_a_schema_that_cannot_be_enforced_leaves_any_object(script_model: Model,
             assert calls_of(answer) == [("odd", {"x": [1, 2]})]
             strict = {"type": "function", "function": {**function, "strict": True}}
             assert server.chat("x", tools=[strict]).status_code == 400
+
+
+class NoMatchers(Matchers):
+    """Compiles nothing, ever."""
+
+    def compile(self, source: FormSource) -> Future[None]:
+        return Future()
+
+
+@pytest.mark.parametrize("lead", [0, 1, 7, 300, 3000])
+def test_a_mark_is_found_however_long_the_answer_before_it(lead: int) -> None:
+    """The grammar begins with the token that completes half of the mark. What is kept of a long answer is little."""
+    tokenizer = open_model(default_model_path()).tokenizer
+    mark, seed = "<tool_call>", random.randrange(2**32)
+    chance = random.Random(seed)
+    words = ["a<b", "<too", "<", "ool_call>", "<<to", "é", " so", "\n"]
+    text = "".join(chance.choice(words) for _ in range(lead))
+    tokens = tokenizer.encode(text + mark + "{}", add_special=False)
+    lengths = [len(tokenizer.decode(tokens[: n + 1])) for n in range(max(0, len(tokens) - 40), len(tokens))]
+    whole = tokenizer.decode(tokens)
+    begins = whole.index(mark)
+    wanted = len(tokens) - len(lengths) + next(i for i, n in enumerate(lengths) if n >= begins + len(mark) // 2)
+    lazy = LazyMatcher(NoMatchers(tokenizer), LazyForm(mark, "", ("start: /x/",)), tokenizer)
+    for n, token in enumerate(tokens):
+        lazy.accept(token)
+        assert len(lazy._text) < 4096
+        assert lazy.waiting == (n < wanted), seed
+        if n == wanted:
+            break
 
 
 def test_a_thought_may_speak_of_calls(script_model: Model, running: Any, scripted: Any) -> None:

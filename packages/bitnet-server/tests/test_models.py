@@ -21,7 +21,9 @@ import pytest
 
 from bitnet.core import Model, load_model
 from bitnet.core.errors import BitNetError, DeviceLostError
+from bitnet.core.gguf.reader import GGUFFile
 from bitnet.core.model.default import default_model_path
+from bitnet.server.generation import job
 from bitnet.server.models import pool as model_pool
 from bitnet.server.models.service import Source
 
@@ -211,6 +213,35 @@ def test_a_file_that_changes_while_it_is_served(
         until(lambda: bool(server.client.get("/health/ready").status_code == 200))
         assert server.chat().text.count("model 1") == 60
         assert len(loader.models) == 2
+
+
+@pytest.mark.parametrize("stream", [True, False])
+def test_a_file_is_looked_at_now_and_then_and_at_the_end_of_each_answer(
+    file: Path, running: Any, scripted: Any, monkeypatch: pytest.MonkeyPatch, stream: bool
+) -> None:
+    """A look is a call to the system, and there is a chunk for every step of every answer."""
+    looks: list[float] = []
+    check = GGUFFile.check
+    engines: list[Any] = []
+    loader = Loader(file, lambda model: engines.append(scripted(model, "word " * 200)))
+    with running(None, sources=[loader.source("m")]) as server, ThreadPoolExecutor(1) as pool:
+        assert server.chat().status_code == 200
+
+        def look(file: GGUFFile) -> None:
+            looks.append(time.monotonic())
+            check(file)
+
+        monkeypatch.setattr(GGUFFile, "check", look)
+        begun = time.monotonic()
+        assert server.chat(stream=stream).text.count("wo") >= 150
+        assert 1 <= len(looks) <= 4 + (time.monotonic() - begun) / job.FILE_SECONDS
+        monkeypatch.setattr(job, "FILE_SECONDS", 1000.0)
+        engines[0].seconds = 0.005
+        answer = pool.submit(server.chat, "b", stream=stream)
+        until(lambda: loader.models[0].load().running == 1)
+        os.utime(file)
+        assert "model_file_error" in answer.result().text
+        assert "[DONE]" not in answer.result().text.partition("model_file_error")[0]
 
 
 def test_no_answer_names_a_folder_of_this_machine(file: Path, running: Any) -> None:

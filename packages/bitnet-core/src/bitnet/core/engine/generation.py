@@ -257,7 +257,10 @@ class Generation(TokenSequence):
 
     def _until_begun(self, lazy: LazyConstraint, tokens: list[int]) -> list[int]:
         """The tokens up to the one with which the constraint begins: those after it were chosen without it."""
-        for count, token in enumerate(tokens, 1):
+        begin = 0
+        if self._thought is not None and self._in_thought and self._stop_tokens.isdisjoint(tokens):
+            begin = self._thought.accept_thought(tokens)
+        for count, token in enumerate(tokens[begin:], begin + 1):
             if token in self._stop_tokens:
                 break
             in_thought = self._in_thought

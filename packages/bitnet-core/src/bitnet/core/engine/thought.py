@@ -75,6 +75,16 @@ class ThoughtControl:
         if self._constrained and text and was_inside:
             raise ValueError("a token ended the thought and began the answer at once.")
         self._without = self._constrained and not was_inside and not self._reader.inside
+        self._check_budget()
+
+    def accept_thought(self, tokens: Sequence[int]) -> int:
+        """Within a thought, take in tokens up to the one that ends it; return how many those are."""
+        self._begun = True
+        count = self._reader.push_thought(tokens)
+        self._check_budget()
+        return count
+
+    def _check_budget(self) -> None:
         if self._reader.inside and not self.forced and self._reader.tokens >= self._budget:
             self._end()
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -28,6 +29,7 @@ class FileBacked:
 
     def __init__(self, file: ModelFile) -> None:
         self._file = file
+        self._checked = float("-inf")  # when the file was found unchanged, on the clock of time.monotonic
 
     @property
     def config(self) -> ModelConfig:
@@ -45,14 +47,21 @@ class FileBacked:
     def path(self) -> Path:
         return self._file.path
 
-    def check_file(self) -> None:
+    def check_file(self, *, within: float = 0.0) -> None:
         """Check that the model's file is as it was when the model was loaded; this takes microseconds. If it is not,
         answers since then may be wrong, as weights can be read from the file while they are used.
+
+        Args:
+            within: Seconds for which an earlier check is enough. Callers that check often so spare the system a call
+                each time.
 
         Raises:
             ModelFileError: It was cut short or written to.
         """
-        self._file.gguf.check()
+        now = time.monotonic()
+        if now - self._checked >= within:
+            self._file.gguf.check()
+            self._checked = now
 
     def chat_tokens(
         self,

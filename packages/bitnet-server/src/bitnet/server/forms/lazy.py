@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from bisect import bisect_left
 from concurrent.futures import Future
 from dataclasses import dataclass
 
@@ -11,6 +12,8 @@ import numpy as np
 from bitnet.core.text.tokenizer import StreamDecoder, Tokenizer
 from bitnet.server.forms.matchers import FormError, FormSource, Matcher, Matchers
 
+KEPT_TOKENS = 256
+"""Number of tokens after which those are forgotten that can no longer be part of a mark."""
 MAX_HEAD = 400
 """Maximum characters of an answer in which a call without a mark may begin."""
 
@@ -39,7 +42,10 @@ class LazyForm:
             searched: Number of characters after which nothing has been looked for.
         """
         if self.mark:
-            at = text.find(self.mark, max(0, searched - len(self.mark)))
+            since = max(0, searched - len(self.mark))
+            if text.find(self.mark[0], since) < 0:
+                return None
+            at = text.find(self.mark, since)
             if at >= 0:
                 return at
             lengths = range(len(self.mark) - 1, len(self.mark) // 2 - 1, -1)
@@ -120,6 +126,8 @@ class LazyMatcher:
         self._undecided = False
         if not self.waiting:
             return
+        if mark and len(self._tokens) >= KEPT_TOKENS:
+            searched -= self._forget(len(self._text) - 2 * len(mark))
         at = self._form.begins(self._text, searched)
         if at is not None:
             self._at, self.waiting = at, False
@@ -127,6 +135,14 @@ class LazyMatcher:
             self._compile()
         elif not self._form.may_begin(self._text):
             self.watching = False
+
+    def _forget(self, before: int) -> int:
+        """Drop the tokens whose text ends before a place; return the number of characters dropped."""
+        first = bisect_left(self._ends, before)
+        dropped = self._ends[first - 1] if first else 0
+        self._text, self._tokens = self._text[dropped:], self._tokens[first:]
+        self._ends = [end - dropped for end in self._ends[first:]]
+        return dropped
 
     def _compile(self) -> None:
         """Have the next grammar compiled, if there is one."""

@@ -11,6 +11,7 @@ import json
 import re
 from collections.abc import Awaitable, Callable, Mapping
 from contextlib import suppress
+from functools import lru_cache
 from typing import Any, Protocol, TypeVar
 
 from bitnet.core.errors import brief
@@ -112,6 +113,7 @@ def _source(form: Form) -> FormSource:
     return FormSource("lark" if kind == "lark" else "regex", given)
 
 
+@lru_cache(maxsize=1)
 def available() -> bool:
     """Whether ``llguidance`` is installed."""
     from importlib.util import find_spec

@@ -27,6 +27,8 @@ SSE = "text/event-stream; charset=utf-8"
 NDJSON = "application/x-ndjson"
 Part = TypeVar("Part", Chunk, Completion)
 PING = b": ping\n\n"
+FILE_SECONDS = 0.5
+"""Seconds between checks of a model's file while answers are streamed. The end of each answer is checked, too."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -237,7 +239,7 @@ class _Run:
     async def _whole(self) -> None:
         await self._submitted()
         async for _ in _merged(self._requests):
-            self._service.model.check_file()
+            self._service.model.check_file(within=FILE_SECONDS)
         result = await self._result()
         self._call.add_header("x-bitnet-device", result.devices)
         await self._call.reply(self._job.answer.whole(result))
@@ -248,7 +250,7 @@ class _Run:
         try:
             await self._submitted()
             async for index, chunk in _merged(self._requests):
-                self._service.model.check_file()
+                self._service.model.check_file(within=FILE_SECONDS)
                 events = [] if begun else [*answer.begin(self._prompt_tokens)]
                 begun = True
                 if chunk.finish_reason == "cancelled" and self._reason is not None:
@@ -274,6 +276,7 @@ class _Run:
             await call.write(b"".join(answer.failed(reported)), more=False)
 
     async def _result(self) -> Result:
+        self._service.model.check_file()
         done = [request.completion for request in self._requests if request.completion is not None]
         for completion in done:
             self._service.shared.metrics.count(completion)

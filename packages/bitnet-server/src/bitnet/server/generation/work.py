@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from bitnet.core import Chunk, Completion, Request
 from bitnet.core.text.prompt import ChatTokens
-from bitnet.server.generation.job import batches
+from bitnet.server.generation.job import FILE_SECONDS, batches
 from bitnet.server.models.backend import InProcess
 
 if TYPE_CHECKING:
@@ -124,7 +124,8 @@ class Computation:
                 self.cancel()
             yield []
             async for batch in batches(self._requests):
-                self._backend.model.check_file()
+                ends = any(chunk.finish_reason is not None for _, chunk in batch)
+                self._backend.model.check_file(within=0.0 if ends else FILE_SECONDS)
                 yield [await self._part(index, chunk) for index, chunk in batch]
         finally:
             self.cancel()

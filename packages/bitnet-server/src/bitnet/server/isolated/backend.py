@@ -112,14 +112,14 @@ class IsolatedModel(FileBacked):
     def cache_bytes(self) -> int:
         return self._facts.cache_bytes
 
-    def check_file(self) -> None:
+    def check_file(self, *, within: float = 0.0) -> None:
         """Check that the file is as it was, and that the process runs.
 
         Raises:
             ModelFileError: The file was cut short or written to.
             DeviceLostError: The process has ended.
         """
-        super().check_file()
+        super().check_file(within=within)
         self.check_process()
 
     def check_process(self) -> None:

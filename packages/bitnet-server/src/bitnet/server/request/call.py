@@ -30,11 +30,16 @@ class ClientGone(Exception):
     """The client closed the connection, or has stopped reading."""
 
 
-_encoded = json.JSONEncoder(ensure_ascii=False, separators=(",", ":")).encode
+_encode = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"))
+_make: Any = getattr(json.encoder, "c_make_encoder", None)
+_pieces = None
+if _make is not None:  # once: the encoder's own method makes one for each value, which takes as long as its work
+    _pieces = _make(None, _encode.default, json.encoder.encode_basestring, None, ":", ",", False, False, True)
 
 
 def to_json(value: Any) -> bytes:
-    return _encoded(value).encode("utf-8", "replace")
+    text = _encode.encode(value) if _pieces is None else "".join(_pieces(value, 0))
+    return text.encode("utf-8", "replace")
 
 
 class Call:
@@ -70,6 +75,8 @@ class Call:
         self.scope, self._receive, self._send = scope, receive, send
         self._headers, self._body = dict(headers), Body(bodies)
         self._sent = 0.0
+        self._writing: dict[asyncio.Task[Any], float] = {}  # by task, when its write is too late, on the loop's clock
+        self._timer: asyncio.TimerHandle | None = None
         self.owner = owner
         self.load_seconds = 0.0
         self.started = False
@@ -178,6 +185,9 @@ class Call:
     def release(self) -> None:
         """Give back the memory of the body, when the request has ended."""
         self._body.release()
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
 
     async def watch(self, work: Awaitable[T], *, ping: bytes = b"") -> T:
         """Await ``work``, and cancel it if the client goes away.
@@ -235,20 +245,34 @@ class Call:
             ClientGone: The client's buffers stayed full for too long.
         """
         loop = asyncio.get_running_loop()
-        task = asyncio.current_task()
+        task, late = asyncio.current_task(), loop.time() + SEND_SECONDS
         assert task is not None
-        late = loop.call_later(SEND_SECONDS, task.cancel)
+        self._writing[task] = late
+        if self._timer is None:  # one for many writes, as there is a write for every step
+            self._timer = loop.call_at(late, self._end_late_writes)
         try:
             if not self.started:
                 await self._start(200, self._kind, [("cache-control", "no-store"), ("x-accel-buffering", "no")])
             await self._send({"type": "http.response.body", "body": data, "more_body": more})
         except asyncio.CancelledError:
-            if loop.time() < late.when():
+            if loop.time() < late:
                 raise
             raise ClientGone from None
         finally:
-            late.cancel()
+            del self._writing[task]
         self._sent = loop.time()
+
+    def _end_late_writes(self) -> None:
+        """Cancel the writes that are too late, and look again when others would be."""
+        self._timer, loop = None, asyncio.get_running_loop()
+        others = []
+        for task, late in self._writing.items():
+            if loop.time() < late:
+                others.append(late)
+            else:
+                task.cancel()
+        if others:
+            self._timer = loop.call_at(min(others), self._end_late_writes)
 
     async def _start(self, status: int, kind: str, more: Iterable[tuple[str, str]]) -> None:
         self.started = True
