@@ -42,7 +42,7 @@ REFERRING: dict[str, Any] = {
     "$defs": {"digit": {"type": "integer", "minimum": 0, "maximum": 9}},
 }
 SCHEMAS = {"weather": WEATHER, "add": ADD}
-ARGUMENTS = {"weather": {"city": 'Zürich "}{', "days": 3}, "add": {"a": 1, "b": 2}}
+ARGUMENTS: dict[str, dict[str, Any]] = {"weather": {"city": 'Zürich "}{', "days": 3}, "add": {"a": 1, "b": 2}}
 QUESTION: Any = [{"role": "user", "content": "How is the weather?"}]
 
 
@@ -67,9 +67,39 @@ def bare(key: str, *names: str) -> str:
     return "; ".join(json.dumps({"name": n, key: ARGUMENTS[n]}, ensure_ascii=False) for n in names)
 
 
+def listed(*names: str) -> str:
+    calls = [{"name": n, "arguments": ARGUMENTS[n], "id": "abcdefghi"} for n in names]
+    return "[TOOL_CALLS]" + json.dumps(calls, ensure_ascii=False)
+
+
+def named(*names: str) -> str:
+    return "".join(f"[TOOL_CALLS]{n}[ARGS]{json.dumps(ARGUMENTS[n], ensure_ascii=False)}" for n in names)
+
+
+def fenced(*names: str) -> str:
+    begin, end = "<｜tool▁call▁begin｜>", "<｜tool▁call▁end｜>"
+    calls = (
+        f"{begin}function<｜tool▁sep｜>{n}\n```json\n{json.dumps(ARGUMENTS[n], ensure_ascii=False)}\n```{end}"
+        for n in names
+    )
+    return f"<｜tool▁calls▁begin｜>{chr(10).join(calls)}<｜tool▁calls▁end｜>"
+
+
+def pythonic(*names: str) -> str:
+    calls = (
+        f"{n}({', '.join(f'{key}={json.dumps(value, ensure_ascii=False)}' for key, value in ARGUMENTS[n].items())})"
+        for n in names
+    )
+    return f"<|tool_call_start|>\n```python\n{chr(10).join(calls)}\n```\n<|tool_call_end|>"
+
+
 FAMILIES: dict[str, tuple[str | None, Callable[..., str]]] = {
     "qwen": ("qwen3", tagged),
     "falcon": ("falcon3", tagged),
+    "mistral": ("mistral", listed),
+    "mistral-named": ("mistral-named", named),
+    "deepseek": ("deepseek", fenced),
+    "minicpm": ("minicpm4", pythonic),
     "llama": ("llama3", lambda *names: bare("parameters", *names)),
     "generic": (None, lambda *names: bare("arguments", *names)),
 }
@@ -79,9 +109,10 @@ FAMILIES: dict[str, tuple[str | None, Callable[..., str]]] = {
 def templated(model: Model, name: str | None) -> Iterator[None]:
     """The model with a family's chat template."""
     if name is not None:
-        source = (
-            (TEMPLATES / f"{name}.jinja").read_text("utf-8").replace("(indent=4)", "")
-        )  # short, for the demo's context
+        file = TEMPLATES / f"{name.removesuffix('-named')}.jinja"
+        source = file.read_text("utf-8").replace("(indent=4)", "")  # short, for the demo's context
+        source = source.replace("<think>\\n", "")  # the scripts do not think
+        source += "{# [ARGS] #}" if name.endswith("-named") else ""
         tokens = model.tokenizer
         template = ChatTemplate(source, bos_token=tokens.bos_token, eos_token=tokens.eos_token)
         model._file.__dict__["chat_template"] = template
@@ -109,7 +140,7 @@ def test_calls_reach_every_client(script_model: Model, running: Any, scripted: A
     with templated(script_model, name), running(script_model, names=("m",)) as server:
         chats, messages, lines = clients(server.url)
         answer = chats.chat.completions.create(model="m", messages=QUESTION, tools=TOOLS)
-        assert '"maxLength"' in seen[0]
+        assert {"minicpm4": "def weather(", "deepseek": "weather: "}.get(str(name), '"maxLength"') in seen[0]
         assert answer.choices[0].finish_reason == "tool_calls"
         message = answer.choices[0].message
         assert message.content is None
@@ -318,7 +349,7 @@ def test_a_broken_call_is_part_of_the_conversation(
                 assert "weather" in seen[-1]
                 assert broken.rstrip() in seen[-1], path  # templates trim messages
                 assert "result c1" in seen[-1]
-                assert len(calls) == 1 or '"a": 1' in seen[-1]
+                assert len(calls) == 1 or ("a=1" if family == "minicpm" else '"a": 1') in seen[-1]
 
 
 @pytest.mark.parametrize("family", FAMILIES)

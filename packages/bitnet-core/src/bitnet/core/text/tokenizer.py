@@ -21,6 +21,16 @@ from bitnet.core.text.words import SPACE, byte_characters
 
 _MARKUP = re.compile(r"<[^<>\s]{1,100}>|\[/?[A-Z][A-Z_]*\]")
 """How control tokens look in chat templates."""
+CALL_MARKS = frozenset(
+    mark.encode()
+    for mark in (
+        *("<tool_call>", "</tool_call>", "[TOOL_CALLS]", "[ARGS]", "[CALL_ID]", "<|tool_call_start|>"),
+        *("<|tool_call_end|>", "<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>", "<｜tool▁call▁begin｜>"),
+        *("<｜tool▁call▁end｜>", "<｜tool▁sep｜>"),
+    )
+)
+"""Tokens that mark calls of tools. They are part of a text even where a file calls them control tokens, as calls are
+read from the text."""
 
 
 class Encoder(Protocol):
@@ -167,8 +177,12 @@ class Tokenizer:
         return [token for i, token in names if self.encode(token, add_special=False, parse_special=True) != [i]]
 
     def is_special(self, id: int) -> bool:
-        """Whether an id is a control token, which is not part of the text."""
+        """Whether an id is a control token, which text never becomes."""
         return id in self._special
+
+    def is_hidden(self, id: int) -> bool:
+        """Whether a token is left out of texts: a control token, unless it marks a call of a tool."""
+        return id in self._special and self.token_bytes(id) not in CALL_MARKS
 
 
 def _check(text: str) -> None:
@@ -213,7 +227,7 @@ class StreamDecoder:
         """The bytes of a token within a text, cached."""
         if id not in self._pieces:
             data = self._tokenizer.token_bytes(id)
-            self._pieces[id] = b"" if self._skip and self._tokenizer.is_special(id) else data
+            self._pieces[id] = b"" if self._skip and self._tokenizer.is_hidden(id) else data
         return self._pieces[id]
 
     def flush(self) -> str:

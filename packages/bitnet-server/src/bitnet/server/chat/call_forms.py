@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
-from bitnet.server.chat.tool_calls import CLOSE, OPEN, PYTHON_TAG
-from bitnet.server.forms.json_rules import TERMINALS, JsonRules, literal, spelled
+from bitnet.server.chat import marked_calls as marks
+from bitnet.server.chat.tool_calls import CLOSE, OPEN, PYTHON_TAG, CallParser
+from bitnet.server.forms.json_rules import PYTHON_TERMINALS, TERMINALS, JsonRules, literal, spelled
 from bitnet.server.forms.lazy import LazyForm
 from bitnet.server.forms.schema import SchemaError, bounded, prepared
 from bitnet.server.forms.structured import ANY_OBJECT, Form
@@ -18,8 +19,71 @@ from bitnet.server.request.errors import wrong
 if TYPE_CHECKING:
     from bitnet.core.text.chat import ChatTemplate
 
-Family = Literal["tagged", "llama", "generic"]
-"""``tagged``: the format of Hermes and Qwen; ``generic``: the format requested from models with other templates."""
+Family = Literal["tagged", "llama", "mistral", "deepseek", "python", "generic"]
+"""``tagged``: the format of Hermes and Qwen; ``python``: that of MiniCPM; ``generic``: the format requested from models
+with other templates."""
+
+
+@dataclass(frozen=True, slots=True)
+class Spelling:
+    """How a family writes calls after a mark. Where the model spells them itself, white space may differ.
+
+    Attributes:
+        mark: The mark with which calls begin.
+        open: What follows it, before the first call.
+        before: A call up to its arguments; ``{}`` stands for the tool's name.
+        after: A call after its arguments.
+        between: What separates calls.
+        close: What follows the last one.
+        python: Whether arguments are keywords of Python, with the parenthesis after them; if not, a JSON object.
+    """
+
+    mark: str
+    open: str
+    before: str
+    after: str
+    between: str
+    close: str
+    python: bool = False
+
+
+_MISTRAL_LIST = Spelling(marks.TOOL_CALLS, "[", '{"name": "{}", "arguments": ', "}", ", ", "]")
+_MISTRAL = Spelling(marks.TOOL_CALLS, "", "{}" + marks.ARGS, "", marks.TOOL_CALLS, "")
+_DEEPSEEK_FENCED = Spelling(
+    marks.CALLS_BEGIN,
+    "",
+    marks.CALL_BEGIN + "function" + marks.CALL_SEP + "{}\n```json\n",
+    "\n```" + marks.CALL_END,
+    "\n",
+    marks.CALLS_END,
+)
+_DEEPSEEK = Spelling(
+    marks.CALLS_BEGIN, "", marks.CALL_BEGIN + "{}" + marks.CALL_SEP, marks.CALL_END, "", marks.CALLS_END
+)
+_PYTHON = Spelling(marks.PYTHON_OPEN, "\n```python\n", "{}(", "", "\n", "\n```\n" + marks.PYTHON_CLOSE, python=True)
+
+
+def _spelling(template: ChatTemplate | None) -> Spelling | None:
+    """How calls are spelled in a template's family; None: not after a mark of their own."""
+    kind, source = family(template), "" if template is None else template.source
+    if kind == "mistral":
+        return _MISTRAL if marks.ARGS in source else _MISTRAL_LIST
+    if kind == "deepseek":
+        return _DEEPSEEK_FENCED if "```json" in source else _DEEPSEEK
+    return _PYTHON if kind == "python" else None
+
+
+def call_parser(
+    template: ChatTemplate | None, names: Collection[str], *, parallel: bool, prefix: str, required: bool
+) -> CallParser:
+    """A parser of one answer; arguments as for :class:`CallParser`."""
+    kind = family(template)
+    if kind == "python":
+        return marks.PythonCalls(names, parallel=parallel, prefix=prefix, required=required)
+    form = {"mistral": marks.MISTRAL, "deepseek": marks.DEEPSEEK}.get(kind)
+    if form is not None:
+        return marks.NamedCalls(names, form, parallel=parallel, prefix=prefix, required=required)
+    return CallParser(names, tagged=kind == "tagged", parallel=parallel, prefix=prefix, required=required)
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +117,12 @@ def family(template: ChatTemplate | None) -> Family:
         return "generic"
     if OPEN in source:
         return "tagged"
+    if marks.TOOL_CALLS in source:
+        return "mistral"
+    if marks.CALL_BEGIN in source:
+        return "deepseek"
+    if marks.PYTHON_OPEN in source:
+        return "python"
     return "llama" if PYTHON_TAG in source else "generic"
 
 
@@ -69,6 +139,8 @@ def call_grammar(
     Raises:
         RequestError: A schema cannot be enforced.
     """
+    if (spelling := _spelling(template)) is not None:
+        return _marked_grammar(tools, spelling, answer, required=required, parallel=parallel)
     kind = family(template)
     tagged, key = kind == "tagged", "parameters" if kind == "llama" else "arguments"
     held = [tool.parameters if required or tool.strict else ANY_OBJECT for tool in tools]
@@ -123,6 +195,10 @@ def lazy_form(tools: Sequence[Tool], template: ChatTemplate | None, *, parallel:
     """The form of calls in answers that may hold some; its second grammar takes any objects as arguments."""
     tagged = family(template) == "tagged"
     schemas = [_schema(tool) for tool in tools]
+    if (spelling := _spelling(template)) is not None:
+        both = (schemas, [ANY_OBJECT] * len(tools))
+        written = [_lazy_marked_grammar(tools, made, spelling, parallel) for made in both]
+        return LazyForm(spelling.mark, "", tuple(dict.fromkeys(written)))
     grammars = [_lazy_grammar(tools, made, tagged, parallel) for made in (schemas, [ANY_OBJECT] * len(tools))]
     names = "|".join(re.escape(json.dumps(tool.name)) for tool in tools)
     return LazyForm(OPEN if tagged else "", f"{HEAD}({names})", tuple(dict.fromkeys(grammars)))
@@ -154,6 +230,80 @@ def _lazy_grammar(tools: Sequence[Tool], schemas: Sequence[Mapping[str, Any]], t
         name = f'"\\"name\\"" WS? ":" WS? {spelled(tool.name)} WS? "," WS?'
         rules.append(f'call_{i}: "{{" WS? {about} {name} key {made.arguments(schema)} WS? "}}"')
     return "\n".join([*rules, *made.rules, TERMINALS])
+
+
+def _marked_grammar(
+    tools: Sequence[Tool], spelling: Spelling, answer: Form | None, *, required: bool, parallel: bool
+) -> str:
+    """As :func:`call_grammar`, for calls after a mark."""
+    made = JsonRules(python=spelling.python)
+    rules = ["%llguidance {}"]
+    call = " | ".join(f"call_{i}" for i in range(len(tools)))
+    more = f"({literal(spelling.between)} call)*" if parallel and spelling.between else "call*" if parallel else ""
+    section = " ".join([literal(spelling.open)] * bool(spelling.open) + ["call", more, _literal(spelling.close)])
+    if required or answer is not None:
+        rules.append(f"start: section{'' if answer is None else ' | answer'}")
+        rules.append(f"section: {literal(spelling.mark)} {section}")
+        if answer is not None:
+            rules.append(f"answer: %json {json.dumps(_compact(answer[1], answer[2]))}")
+    else:
+        rules += ["start: (begun section)? TEXT", f"begun[lazy]: TEXT {literal(spelling.mark)}", f"section: {section}"]
+        rules.append(r"TEXT: /(.|\n)*/")
+    rules.append(f"call: {call}")
+    for i, tool in enumerate(tools):
+        schema = tool.parameters if required or tool.strict else ANY_OBJECT
+        before, after = literal(spelling.before.replace("{}", tool.name)), _literal(spelling.after)
+        if spelling.python:
+            arguments = made.keywords(_bounded(schema, tool.field))
+        else:
+            arguments = f"arguments_{i}"
+            rules.append(f"{arguments}: %json {json.dumps(_compact(schema, tool.field))}")
+        rules.append(f"call_{i}: {before} {arguments} {'id? ' if spelling is _MISTRAL_LIST else ''}{after}")
+    rules.append(r'id: ", \"id\": \"" /[A-Za-z0-9_-]{1,40}/ "\""')
+    return "\n".join([*rules, *made.rules, *([PYTHON_TERMINALS] if spelling.python else [])])
+
+
+def _literal(text: str) -> str:
+    return literal(text) if text else ""
+
+
+def _bounded(schema: Any, field: str) -> Any:
+    """A schema within its limits.
+
+    Raises:
+        RequestError: It exceeds one; the error names the field.
+    """
+    try:
+        bounded(schema)
+    except SchemaError as error:
+        raise wrong(field, str(error)) from None
+    return schema
+
+
+def _lazy_marked_grammar(
+    tools: Sequence[Tool], schemas: Sequence[Mapping[str, Any]], spelling: Spelling, parallel: bool
+) -> str:
+    """Calls from their mark on, as the model spells them."""
+    made = JsonRules(python=spelling.python)
+    more = f"({_loose(spelling.between)} WS? call)*" if parallel else ""
+    end = f"WS? {_loose(spelling.close)}" if spelling.close else ""
+    gap = "WS" if spelling.open.endswith("\n") else "WS?"  # a fence's word ends with its line
+    rules = ["%llguidance {}", f"start: open WS? {_loose(spelling.open.strip())} {gap} call {more} {end} | OTHER"]
+    rules += [f"open[lazy]: TEXT {literal(spelling.mark)}", r"TEXT: /(.|\n)*/"]
+    rules.append(rf"OTHER: /(.|\n)*/ & ~/(.|\n)*{re.escape(spelling.mark)}(.|\n)*/")
+    rules.append("call: " + " | ".join(f"call_{i}" for i in range(len(tools))))
+    for i, (tool, schema) in enumerate(zip(tools, schemas, strict=True)):
+        arguments = made.keywords(schema) if spelling.python else made.arguments(schema)
+        before, after = _loose(spelling.before.replace("{}", tool.name)), _loose(spelling.after)
+        ending = f"WS? {'id? ' if spelling is _MISTRAL_LIST else ''}{after}" if after else ""
+        rules.append(f"call_{i}: {before} WS? {arguments} {ending}")
+    rules.append(r'id: "," WS? "\"id\"" WS? ":" WS? /"[A-Za-z0-9_-]{1,40}"/ WS?')
+    return "\n".join([*rules, *made.rules, PYTHON_TERMINALS if spelling.python else TERMINALS])
+
+
+def _loose(text: str) -> str:
+    """Lark of a text between whose parts any white space may be."""
+    return " ".join("WS?" if part.isspace() else literal(part) for part in re.split(r"(\s+)", text) if part)
 
 
 def _schema(tool: Tool) -> Mapping[str, Any]:

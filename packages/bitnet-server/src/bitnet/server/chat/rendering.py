@@ -3,6 +3,7 @@ where it takes no others."""
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
@@ -24,24 +25,31 @@ def as_template_reads(
 
 def _alternating(messages: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     """A conversation whose turns alternate: later system messages are the user's, and neighbours of one role are one
-    message."""
+    message. Calls and results do not count as turns; where those alone are between two turns of one role, an empty
+    turn of the other comes between."""
     made: list[dict[str, Any]] = []
+    turn = ""  # whose turn was last
     for i, message in enumerate(messages):
         role = "user" if i and message["role"] == "system" else message["role"]
+        calls = "tool_calls" in message
         last = made[-1] if made else {"role": ""}
-        if role != last["role"] or role not in ("user", "assistant"):
-            made.append({**message, "role": role})
+        if role == last["role"] and role in ("user", "assistant") and calls == ("tool_calls" in last):
+            made[-1] = _merged(last, message)
             continue
-        texts = filter(None, (last["content"], message["content"]))
-        calls = [*last.get("tool_calls", ()), *message.get("tool_calls", ())]
-        made[-1] = {
-            **last,
-            **message,
-            "role": role,
-            "content": "\n\n".join(texts),
-            **({"tool_calls": calls} if calls else {}),
-        }
+        if role in ("user", "assistant") and not calls:
+            if role == turn:
+                made.append({"role": "user" if role == "assistant" else "assistant", "content": ""})
+            turn = role
+        made.append({**message, "role": role})
     return made
+
+
+def _merged(last: dict[str, Any], message: dict[str, Any]) -> dict[str, Any]:
+    """Two messages of one role as one."""
+    texts = filter(None, (last["content"], message["content"]))
+    calls = [*last.get("tool_calls", ()), *message.get("tool_calls", ())]
+    more = {"tool_calls": calls} if calls else {}
+    return {**last, **message, "role": last["role"], "content": "\n\n".join(texts), **more}
 
 
 def _with_tools(
@@ -55,6 +63,8 @@ def _with_tools(
         made = [sound for message in messages for sound in _sound_calls(message)]
         if kind == "llama":
             made = [one for message in made for one in _one_call_each(message)]
+        if kind == "mistral":
+            made = [_with_short_ids(message) for message in made]
         return made, [tool.described() for tool in tools.known] if tools else None
     called = {call["id"]: call["function"]["name"] for message in messages for call in message.get("tool_calls", ())}
     made = [_in_words(message, called) for message in messages]
@@ -99,6 +109,20 @@ def _written(function: dict[str, Any]) -> str:
     if isinstance(function["arguments"], dict):
         return json.dumps(function, ensure_ascii=False)
     return f'{{"name": {json.dumps(function["name"], ensure_ascii=False)}, "arguments": {function["arguments"]}'
+
+
+def _with_short_ids(message: dict[str, Any]) -> dict[str, Any]:
+    """A message whose calls have ids of nine letters, as Mistral's templates want them."""
+    made = dict(message)
+    if "tool_calls" in message:
+        made["tool_calls"] = [{**call, "id": _short(call["id"])} for call in message["tool_calls"]]
+    if message["role"] == "tool":
+        made["tool_call_id"] = _short(message.get("tool_call_id", ""))
+    return made
+
+
+def _short(id: str) -> str:
+    return hashlib.sha256(id.encode("utf-8", "replace")).hexdigest()[:9]
 
 
 def _one_call_each(message: dict[str, Any]) -> list[dict[str, Any]]:

@@ -15,6 +15,8 @@ from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
+from bitnet.core.text.thinking import overlap
+
 OPEN, CLOSE = "<tool_call>", "</tool_call>"
 PYTHON_TAG = "<|python_tag|>"
 WHITE = " \t\r\n"
@@ -140,6 +142,9 @@ class CallParser:
     ) -> None:
         self._names, self._tagged, self._parallel, self._prefix = names, tagged, parallel, prefix
         self._required = required
+        self._open = OPEN
+        self._first: Any = self._head  # the state after an opening mark
+        self._undecided: tuple[Any, ...] = (self._head, self._encoded)  # states in which there may be no call yet
         self._held = ""
         self._state = self._between
         self._value = _Value()
@@ -160,8 +165,8 @@ class CallParser:
         """The events at the end: held text that could have become a call, unless it was to become one."""
         if self._required:
             self._held = ""
-        elif self._state in (self._between, self._head, self._encoded, self._plain):
-            rest = (self._skipped if self._state in (self._head, self._encoded) else "") + self._held
+        elif self._state in (self._between, self._plain, *self._undecided):
+            rest = (self._skipped if self._state in self._undecided else "") + self._held
             self._held = ""
             return [*self._said(rest)]
         return []
@@ -195,15 +200,15 @@ class CallParser:
         if self._ended:  # separators of calls, and the end of their list, are not text
             self._held = self._held.lstrip(WHITE + ("" if self._tagged else ";,]"))
         if self._tagged:
-            text, opened, rest = self._held.partition(OPEN)
+            text, opened, rest = self._held.partition(self._open)
             if not opened:
-                keep = next((k for k in range(min(len(text), len(OPEN) - 1), 0, -1) if OPEN.startswith(text[-k:])), 0)
+                keep = len(text) if self._required else overlap(text, self._open)
                 text, rest = text[: len(text) - keep], text[len(text) - keep :]
             self._held = rest
             yield from self._said(text)
             if opened:
-                self._skipped = OPEN
-                self._to(self._head)
+                self._skipped = self._open
+                self._to(self._first)
             return
         start = self._held.lstrip(WHITE + "[")
         start = start.removeprefix(PYTHON_TAG).lstrip()
@@ -273,7 +278,11 @@ class CallParser:
         if end is not None:
             if not self.calls[-1].arguments:  # null, or not an object
                 yield from self._argue("{}")
-            self._to(self._rest, depth=1)
+            self._argued()
+
+    def _argued(self) -> None:
+        """The arguments have ended."""
+        self._to(self._rest, depth=1)
 
     def _encoded(self) -> Iterator[Event]:
         """Arguments written as a JSON string that contains JSON."""

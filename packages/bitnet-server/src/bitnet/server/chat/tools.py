@@ -14,7 +14,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from bitnet.core.errors import brief
-from bitnet.server.chat.call_forms import Tool, call_grammar, family, lazy_form
+from bitnet.server.chat.call_forms import Tool, call_grammar, call_parser, lazy_form
 from bitnet.server.chat.tool_calls import CallParser
 from bitnet.server.forms.structured import Form, available
 from bitnet.server.request.bounded_json import parse_text
@@ -56,8 +56,7 @@ class Tools:
 
     def parser(self, template: ChatTemplate | None, prefix: str = "call_") -> CallParser:
         """A parser for one answer."""
-        tagged, parallel = family(template) == "tagged", self.parallel
-        return CallParser(self.names, tagged=tagged, parallel=parallel, prefix=prefix, required=self.required)
+        return call_parser(template, self.names, parallel=self.parallel, prefix=prefix, required=self.required)
 
     def parsed(self, text: str, template: ChatTemplate | None, prefix: str = "call_") -> CallParser:
         """A parser that has processed a whole answer."""

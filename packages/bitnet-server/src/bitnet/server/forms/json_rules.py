@@ -41,6 +41,15 @@ any_list: "[" WS? (any WS? ("," WS? any WS?)*)? "]"
 """
 """Terminals and rules of any JSON. White space and digits are bounded, as a small model may repeat them without end; a
 string has no lone surrogate."""
+PYTHON_TERMINALS = (
+    TERMINALS.replace('"true" | "false" | "null"', '"True" | "False" | "None"').replace(
+        f'STRING: /"{_CHARACTER}*"/', rf"""STRING: /"{_CHARACTER}*"|'([^'\\\n]|\\[^u\n])*'/"""
+    )
+    + """any_keywords: any_keyword WS? ("," WS? any_keyword WS?)* ")" | ")"
+any_keyword: /[A-Za-z_][A-Za-z0-9_]{0,63}/ WS? "=" WS? any
+"""
+)
+"""The same as Python writes values, and the arguments of any call."""
 _SIMPLE = {
     "string": "STRING",
     "integer": "INTEGER",
@@ -68,12 +77,16 @@ def _either(found: Iterable[str]) -> str:
 class JsonRules:
     """Collects the rules of values, each under a name of its own.
 
+    Args:
+        python: Whether they are written as in Python, which needs :data:`PYTHON_TERMINALS`.
+
     Attributes:
         rules: The rules so far, without :data:`TERMINALS`.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, *, python: bool = False) -> None:
         self.rules: list[str] = []
+        self._python = python
         self._names = 0
         self._referred: dict[tuple[int, str], str] = {}
 
@@ -81,6 +94,19 @@ class JsonRules:
         """The rule of a call's arguments, an object."""
         found = self._value(schema, schema, 0)
         return "any_object" if found == "any" else found
+
+    def keywords(self, schema: Mapping[str, Any]) -> str:
+        """The rule of a call's arguments as keywords, and of the parenthesis after them."""
+        properties = schema.get("properties")
+        if not isinstance(properties, dict) or not all(map(str.isidentifier, properties)):
+            return "any_keywords"
+        wanted = schema.get("required")
+        pairs = {
+            name: self._add(self._named(), f'{literal(name)} WS? "=" WS? {self._value(value, schema, 1)}')
+            for name, value in properties.items()
+        }
+        required = [name for name in properties if name in wanted] if isinstance(wanted, list) else []
+        return self._ordered(pairs, required, "", opening="", closing='")"')
 
     def _named(self) -> str:
         self._names += 1
@@ -99,7 +125,7 @@ class JsonRules:
         if isinstance(values, list) and 0 < len(values) <= MAX_VALUES:
             if any(isinstance(value, dict | list) for value in values):
                 return "any"
-            return _either(spelled(value) for value in values)
+            return _either(self._constant(value) for value in values)
         for key in ("anyOf", "oneOf", "allOf"):
             parts = schema.get(key)
             if isinstance(parts, list) and parts and "properties" not in schema:
@@ -108,7 +134,10 @@ class JsonRules:
                 return _either(self._value(part, root, depth + 1) for part in parts)
         kinds = schema.get("type") or ("object" if "properties" in schema else None)
         found = [self._typed(kind, schema, root, depth) for kind in (kinds if isinstance(kinds, list) else [kinds])]
-        return _either([*found, '"null"'] if schema.get("nullable") is True else found)
+        return _either([*found, self._constant(None)] if schema.get("nullable") is True else found)
+
+    def _constant(self, value: Any) -> str:
+        return literal(repr(value)) if self._python and not isinstance(value, str) else spelled(value)
 
     def _target(self, pointer: str, root: Mapping[str, Any], depth: int) -> str:
         """The rule of a definition, which may refer to itself."""
@@ -136,6 +165,8 @@ class JsonRules:
             return self._add(self._named(), f'"[" WS? {body} "]"' if some else f'"[" WS? ({body})? "]"')
         if kind == "string":
             return self._string(schema.get("minLength", 0), schema.get("maxLength"))
+        if self._python and kind in ("boolean", "null"):
+            return _either(map(self._constant, (True, False) if kind == "boolean" else (None,)))
         return _SIMPLE.get(kind, "any") if isinstance(kind, str) else "any"
 
     def _string(self, least: Any, most: Any) -> str:
@@ -173,7 +204,15 @@ class JsonRules:
             free = self._add(self._named(), f'{key} WS? ":" WS? {more}')
         return self._ordered(pairs, required, free)
 
-    def _ordered(self, pairs: Mapping[str, str], required: list[str], free: str) -> str:
+    def _ordered(
+        self,
+        pairs: Mapping[str, str],
+        required: list[str],
+        free: str,
+        *,
+        opening: str = '"{" WS? ',
+        closing: str = '"}"',
+    ) -> str:
         """The rules of an object by the keys that it has already: each counted one comes once, and none is missing.
 
         Args:
@@ -193,7 +232,7 @@ class JsonRules:
             return states[had]
 
         def ends(had: frozenset[str]) -> list[str]:
-            return [] if any(name not in had for name in required) else ['"}"']
+            return [] if any(name not in had for name in required) else [closing]
 
         def ways(had: frozenset[str]) -> list[str]:
             left = [name for name in counted if name not in had]
@@ -201,4 +240,4 @@ class JsonRules:
             return [f"{rule} WS? {after(then)}" for rule, then in [*steps, *((rule, had) for rule in repeated)]]
 
         nothing = frozenset[str]()
-        return self._add(self._named(), f'"{{" WS? ({" | ".join(ends(nothing) + ways(nothing))})')
+        return self._add(self._named(), f"{opening}({' | '.join(ends(nothing) + ways(nothing))})")

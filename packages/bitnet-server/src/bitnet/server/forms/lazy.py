@@ -109,7 +109,7 @@ class LazyMatcher:
     def accept(self, token: int) -> None:
         if self._matcher is not None:
             self._matcher.accept(token)
-        if self.watching and (self.waiting or self._undecided) and not self._tokenizer.is_special(token):
+        if self.watching and (self.waiting or self._undecided) and not self._tokenizer.is_hidden(token):
             self._watch(token)
 
     def _watch(self, token: int) -> None:

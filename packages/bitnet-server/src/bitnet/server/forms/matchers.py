@@ -188,7 +188,7 @@ class Matchers:
             tokenizer = self._tokenizer
             ids = range(tokenizer.vocab_size)
             tokens = [tokenizer.token_bytes(i) for i in ids]
-            special = [i for i in ids if tokenizer.is_special(i)]
+            special = [i for i in ids if tokenizer.is_hidden(i)]
             self._program = Program(
                 code=Path(__file__).with_name("program.py"),
                 packages=("llguidance",),
