@@ -23,7 +23,8 @@ SAID = '{"name":"Ada"}'
 CALLS = {
     "qwen3": '<tool_call>\n{"name": "weather", "arguments": {"city":"Zürich"}}\n</tool_call>',
     "llama3": '{"name":"weather","parameters":{"city":"Zürich"}}',
-    "mistral": '{"name":"weather","arguments":{"city":"Zürich"}}',
+    "minicpm4": '<|tool_call_start|>\n```python\nweather(city="Zürich")\n```\n<|tool_call_end|>',
+    "gemma3": '{"name":"weather","arguments":{"city":"Zürich"}}',
 }
 
 
