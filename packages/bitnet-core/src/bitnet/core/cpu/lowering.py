@@ -35,7 +35,7 @@ from bitnet.core.hal import (
     TernaryMatmul,
     TernaryWeight,
 )
-from bitnet.core.hal.check import SlotCheck, loaded_dense, loaded_ternary
+from bitnet.core.hal.check import SlotCheck, loaded_dense, loaded_rows
 from bitnet.core.hal.program import NUMPY_DTYPES
 
 HEAD_CHUNK = 64
@@ -46,6 +46,10 @@ DELTA_COLUMNS = 64
 """Columns of a block of a state of ``delta_rule``: ``DELTA_COLUMNS`` in ``kernels/cpu/delta_rule.h``."""
 PAGE = 4096
 """Bytes of a small page."""
+PANELS = 192
+"""Rows that are whole panels at every level: a multiple of every ``PANEL_ROWS`` of ``kernels/cpu/tile_layout.h``."""
+PACKED_AT_A_TIME = 1 << 24
+"""Weights of a matrix that are decoded and packed at a time, where its file allows it: 4 MB of codes."""
 
 
 def padded(n: int) -> int:
@@ -269,28 +273,36 @@ class LoweredProgram:
 
     def _packed_bytes(self, name: str) -> tuple[int, int]:
         """Packed bytes of a matrix's codes and of its scales; those of all experts, each of which is packed apart."""
-        weight, experts = self._source.weights[name], self._experts.get(name, 1)
+        experts = self._experts.get(name, 1)
+        codes, scales = self._packed_rows(name, self._source.weights[name].shape[0] // experts)
+        return experts * codes, experts * scales
+
+    def _packed_rows(self, name: str, rows: int) -> tuple[int, int]:
+        """The same for the first rows of a matrix."""
+        weight, library, level = self._source.weights[name], self._library, self._native.level
         assert isinstance(weight, TernaryWeight)
-        library, level, group = self._library, self._native.level, weight.group
-        shape = weight.shape[0] // experts, weight.shape[1]
-        scales = 0 if group is None else library.bitnet_packed_scales(level, *shape, group)
-        return experts * library.bitnet_packed_bytes(level, *shape, group or 0), experts * scales
+        shape = rows, weight.shape[1]
+        scales = 0 if weight.group is None else library.bitnet_packed_scales(level, *shape, weight.group)
+        return library.bitnet_packed_bytes(level, *shape, weight.group or 0), scales
 
     def _pack(self, name: str, weight: TernaryWeight, address: int, scales: int | None) -> PackedMatrix:
-        data, experts = loaded_ternary(name, weight), self._experts.get(name, 1)
-        codes, given = np.ascontiguousarray(data.codes), np.ascontiguousarray(data.scale)
-        shape, sizes = (weight.shape[0] // experts, weight.shape[1]), self._packed_bytes(name)
-        for expert in range(experts):
-            rows = slice(expert * shape[0], (expert + 1) * shape[0])
-            where = address + expert * (sizes[0] // experts)
-            units = None if scales is None else scales + expert * (sizes[1] // experts)
-            own = given if scales is None else given[rows]
-            job = structures.PackJob(codes[rows].ctypes.data, where, *shape, weight.group or 0, own.ctypes.data, units)
-            self._library.bitnet_pack(self._native.level, self._native.pool, job)
-        scale = 0.0 if scales else float(data.scale[0])
-        del data, codes, given, own  # before their pages are released
-        weight.release()
-        return PackedMatrix(address, scales, shape[0], scale)
+        """Pack a matrix a few rows at a time, so that there is no second copy of it."""
+        experts, columns, group = self._experts.get(name, 1), weight.shape[1], weight.group or 0
+        rows, sizes = weight.shape[0] // experts, self._packed_bytes(name)
+        unit = rows if experts > 1 else PANELS
+        scale = 0.0
+        for first, data in loaded_rows(name, weight, max(PACKED_AT_A_TIME // (unit * columns), 1) * unit):
+            codes, given = np.ascontiguousarray(data.codes), np.ascontiguousarray(data.scale)
+            scale = 0.0 if scales else float(given[0])
+            for begin in range(0, len(codes), rows):
+                expert, row = divmod(first + begin, rows)
+                behind = self._packed_rows(name, row)
+                where = address + expert * (sizes[0] // experts) + behind[0]
+                units = None if scales is None else scales + expert * (sizes[1] // experts) + behind[1]
+                piece, own = codes[begin : begin + rows], given if scales is None else given[begin : begin + rows]
+                job = structures.PackJob(piece.ctypes.data, where, len(piece), columns, group, own.ctypes.data, units)
+                self._library.bitnet_pack(self._native.level, self._native.pool, job)
+        return PackedMatrix(address, scales, rows, scale)
 
     def _place(self, name: str, weight: DenseWeight | BlockWeight, address: int | None) -> int:
         """The address of a dense weight, or one in blocks: copied to ``address``, or in place."""

@@ -7,8 +7,8 @@ Layouts and their sources are in ``docs/formats.md``: TQ1_0, TQ2_0, Q2_0 and Q1_
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from functools import partial
+from collections.abc import Callable, Mapping, Sequence
+from functools import cache, partial
 from typing import NamedTuple, TypeAlias
 
 import numpy as np
@@ -32,7 +32,7 @@ class BlockFormat(NamedTuple):
         scale_at: Byte offset of the f16 scale; the other bytes hold the codes.
         unpack: Unpacks these bytes, ``uint8[blocks, bytes]``, into codes ``uint8[blocks, elements]``.
         pack: The reverse; raises ValueError if the type cannot hold the codes.
-        repack: Turns these bytes, 128 codes in each row of ``uint8[n, 32]``, into the packing that devices accept.
+        repack: Turns these bytes into the packing that devices accept, 128 codes in each row of ``uint8[n, 32]``.
             None: the codes must be unpacked first.
     """
 
@@ -61,8 +61,8 @@ def packed_codes(dtype: GGMLType, blocks: Bytes) -> Bytes | None:
     repack = FORMATS[dtype].repack
     if repack is None or not block_scales(dtype, blocks).all():
         return None
-    packed = np.ascontiguousarray(code_bytes(dtype, blocks)).reshape(-1, 32)
-    return None if has_threes(packed) else repack(packed)
+    packed = np.ascontiguousarray(code_bytes(dtype, blocks))
+    return None if dtype in TWO_BITS and has_threes(packed) else repack(packed)
 
 
 def ternary_halves(dtype: GGMLType, blocks: Bytes) -> npt.NDArray[np.uint16] | None:
@@ -130,6 +130,7 @@ def _exchange(a: npt.NDArray[np.uint64], b: npt.NDArray[np.uint64], shift: int, 
 
 def _repack_neighbours(packed: Bytes) -> Bytes:
     """Each byte of a quarter has codes of four bytes of the result: their codes are transposed, 4 by 4."""
+    packed = packed.reshape(-1, 32)
     first, second, third, fourth = np.ascontiguousarray(packed.reshape(-1, 4, 8).view("<u8")[..., 0].T)
     for low, high in ((fourth, second), (third, first)):
         _exchange(low, high, 4, 0x0F0F0F0F0F0F0F0F)
@@ -153,6 +154,7 @@ def _unpack_quarters(packed: Bytes) -> Bytes:
 
 def _repack_quarters(packed: Bytes) -> Bytes:
     """The four codes of each byte, the last first."""
+    packed = packed.reshape(-1, 32)
     pairs = packed >> np.uint8(4) | packed << np.uint8(4)
     reversed_pairs: Bytes = pairs >> np.uint8(2) & np.uint8(0x33) | (pairs & np.uint8(0x33)) << np.uint8(2)
     return reversed_pairs
@@ -183,6 +185,47 @@ def _unpack_digits(stages: Digits, packed: Bytes) -> Bytes:
         parts.append(((fraction.astype(np.uint16) * 3) >> 8).astype(np.uint8).reshape(len(packed), -1))
         begin += size
     return np.concatenate(parts, axis=1)
+
+
+class _Run(NamedTuple):
+    """Codes of a stage's bytes that go to neighbouring bytes of the packing, of which each takes some digits of one.
+
+    Attributes:
+        begin, size: The bytes of a block.
+        row, byte: Where the first of them goes: row of 32 bytes, and byte of the row.
+        packed: For each value of a byte, its digits where the packing has them.
+    """
+
+    begin: int
+    size: int
+    row: int
+    byte: int
+    packed: Bytes
+
+
+@cache
+def _runs(stages: Digits) -> tuple[int, Sequence[_Run]]:
+    """Rows of 32 bytes for each block, and what they are made of."""
+    values = np.arange(256, dtype=np.uint8)[:, None]
+    tables: dict[tuple[int, int, int, int], Bytes] = {}
+    begin = code = 0
+    for size, count in stages:
+        digits = _unpack_digits(((1, count),), values)
+        for n in range(count):
+            row, place = divmod(code, 128)
+            table = tables.setdefault((begin, size, row, place % 32), np.zeros(256, np.uint8))
+            table |= digits[:, n] << SHIFTS[3 - place // 32]
+            code += size
+        begin += size
+    return code // 128, [_Run(*where, table) for where, table in tables.items()]
+
+
+def _repack_digits(stages: Digits, packed: Bytes) -> Bytes:
+    rows, runs = _runs(stages)
+    out = np.zeros((len(packed), rows, 32), np.uint8)
+    for run in runs:
+        out[:, run.row, run.byte : run.byte + run.size] |= run.packed[packed[:, run.begin : run.begin + run.size]]
+    return out.reshape(-1, 32)
 
 
 def _pack_digits(stages: Digits, codes: Bytes) -> Bytes:
@@ -241,22 +284,42 @@ def _unpack_signs(packed: Bytes) -> Bytes:
     return codes
 
 
+@cache
+def _sign_codes() -> npt.NDArray[np.uint64]:
+    """For each value of a byte, the codes of its eight weights, one a byte."""
+    return _unpack_signs(np.arange(256, dtype=np.uint8)[:, None]).view("<u8")[:, 0]
+
+
+def _repack_signs(packed: Bytes) -> Bytes:
+    """Each quarter of a block has the same two bits of all 32 bytes."""
+    quarters = _sign_codes()[packed].reshape(-1, 4, 4)
+    out = np.zeros((len(packed), 4), np.uint64)
+    for quarter, shift in enumerate(SHIFTS[::-1]):
+        out |= quarters[:, quarter] << np.uint64(shift)
+    return out.view(np.uint8)
+
+
 def _pack_signs(codes: Bytes) -> Bytes:
     if (codes == 1).any():
         raise ValueError("Q1_0 has no zeros: its weights are 1 and -1")
     return np.packbits(codes >> np.uint8(1), axis=1, bitorder="little")
 
 
+def _digits(scale_at: int, stages: Digits) -> BlockFormat:
+    unpack, pack, repack = (partial(method, stages) for method in (_unpack_digits, _pack_digits, _repack_digits))
+    return BlockFormat(scale_at, unpack, pack, repack)
+
+
 _NEIGHBOURS = BlockFormat(0, _unpack_neighbours, _pack_neighbours, _repack_neighbours)
 FORMATS: Mapping[GGMLType, BlockFormat] = {
-    GGMLType.TQ1_0: BlockFormat(52, partial(_unpack_digits, TQ1_DIGITS), partial(_pack_digits, TQ1_DIGITS)),
+    GGMLType.TQ1_0: _digits(52, TQ1_DIGITS),
     GGMLType.TQ2_0: BlockFormat(64, _unpack_quarters, _pack_quarters, _repack_quarters),
     GGMLType.Q2_0: _NEIGHBOURS,
     GGMLType.Q2_0_G128: _NEIGHBOURS,
     GGMLType.PQ2_0: _NEIGHBOURS,
-    GGMLType.PTQ1_0: BlockFormat(26, partial(_unpack_digits, PTQ1_DIGITS), partial(_pack_digits, PTQ1_DIGITS)),
+    GGMLType.PTQ1_0: _digits(26, PTQ1_DIGITS),
     GGMLType.STQ1_0: BlockFormat(40, _unpack_sparse, _pack_sparse),
-    GGMLType.Q1_0: BlockFormat(0, _unpack_signs, _pack_signs),
+    GGMLType.Q1_0: BlockFormat(0, _unpack_signs, _pack_signs, _repack_signs),
 }
 """Every type with a scale in each block."""
 TWO_BITS = frozenset(t for t, form in FORMATS.items() if form.unpack in (_unpack_neighbours, _unpack_quarters))

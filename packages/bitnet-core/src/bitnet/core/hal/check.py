@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -117,8 +118,25 @@ def loaded_ternary(name: str, weight: TernaryWeight) -> TernaryData:
     Raises:
         InvalidInputError: The shape or type of the codes or scales is not as declared.
     """
-    data = weight.load()
-    rows, columns = weight.shape
+    return _checked(name, weight, weight.load(), weight.shape[0])
+
+
+def loaded_rows(name: str, weight: TernaryWeight, rows: int) -> Iterator[tuple[int, TernaryData]]:
+    """Load at most so many rows of a ternary weight at a time, each with the number of its first row, and release their
+    pages; all rows at once where the weight cannot be loaded in parts. Errors are those of :func:`loaded_ternary`.
+    """
+    if weight.rows is None:
+        yield 0, loaded_ternary(name, weight)
+    else:
+        for first in range(0, weight.shape[0], rows):
+            last = min(first + rows, weight.shape[0])
+            yield first, _checked(name, weight, weight.rows(first, last), last - first)
+            weight.release()
+    weight.release()
+
+
+def _checked(name: str, weight: TernaryWeight, data: TernaryData, rows: int) -> TernaryData:
+    columns = weight.shape[1]
     shape: tuple[int, ...] = (rows, -(-columns // 128) * 32)
     if data.codes.shape != shape or data.codes.dtype != np.uint8:
         found = f"{data.codes.dtype}{list(data.codes.shape)}"

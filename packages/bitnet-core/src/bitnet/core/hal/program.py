@@ -57,12 +57,15 @@ class TernaryWeight:
     Attributes:
         group: Columns that share a scale: K, or a power of two ≥ 32 that divides K. None: one scale for the whole
             matrix.
+        rows: Loads the rows from a first one to before a last one, so that a decoded matrix is never in memory whole.
+            None: only ``load`` does it.
     """
 
     shape: tuple[int, int]
     load: Callable[[], TernaryData]
     release: Callable[[], None] = lambda: None
     group: int | None = None
+    rows: Callable[[int, int], TernaryData] | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -185,7 +185,11 @@ def ternary_tables(file: GGUFFile, config: ModelConfig) -> Mapping[str, TernaryW
     tables: dict[str, TernaryWeight] = {}
     for name in ("token_embd", "output"):
         tensor = file.tensors.get(f"{name}.weight")
-        if tensor is not None and tensor.type in BLOCK_TYPES and not holds_threes(tensor.type, file.data(tensor)):
+        if tensor is None or tensor.type not in BLOCK_TYPES:
+            continue
+        threes = holds_threes(tensor.type, file.data(tensor))
+        file.release(tensor)
+        if not threes:
             factor = folded_scales(config).get(name, 1.0)
             tables[name] = _ternary(file, config, tensor, None, "official", "block", factor)
     if config.tied_embeddings and "token_embd" in tables:
@@ -245,8 +249,8 @@ def row_scales(scales: npt.NDArray[Any]) -> npt.NDArray[Any]:
     return np.take_along_axis(scales, (scales != 0).argmax(axis=1)[:, None], axis=1)
 
 
-def _one_a_row(scales: npt.NDArray[Any]) -> npt.NDArray[Any]:
-    """The scale that all blocks of a row share, ``[N, 1]``, but for blocks of zeros.
+def _one_a_row(scales: npt.NDArray[Any], first: int) -> npt.NDArray[Any]:
+    """The scale that all blocks of a row share, ``[N, 1]``, but for blocks of zeros; ``first`` numbers the rows.
 
     Raises:
         ValueError: Blocks of a row differ.
@@ -256,8 +260,8 @@ def _one_a_row(scales: npt.NDArray[Any]) -> npt.NDArray[Any]:
     if wrong.size:
         row, at = map(int, wrong[0])
         raise ValueError(
-            f"row {row} has blocks with the scales {shared[row, 0]} and {scales[row, at]}, but the model's first "
-            "projection has one for each row"
+            f"row {first + row} has blocks with the scales {shared[row, 0]} and {scales[row, at]}, but the model's "
+            "first projection has one for each row"
         )
     return shared
 
@@ -290,10 +294,17 @@ def _ternary(
             raise file.error(f"is {factor}.", tensor=scale.name)
 
     def load() -> TernaryData:
+        return rows(0, shape[0])
+
+    def rows(first: int, last: int) -> TernaryData:
+        size, raw = (last - first, shape[1]), file.data(tensor)
+        if size != shape:
+            each = len(raw) // shape[0]
+            raw = raw[first * each : last * each]
         try:
-            data = load_ternary(tensor.type, shape, file.data(tensor), layout, master=master, grouped=group is not None)
+            data = load_ternary(tensor.type, size, raw, layout, master=master, grouped=group is not None)
             if scales == "row" and group is not None:
-                data = data._replace(scale=_one_a_row(data.scale))
+                data = data._replace(scale=_one_a_row(data.scale, first))
         except ValueError as error:
             raise file.error(f"{error}.", tensor=tensor.name) from None
         if factor == 1:
@@ -304,7 +315,7 @@ def _ternary(
             raise file.error(f"a scale times {factor:g} is too large for {scaled.dtype}.", tensor=tensor.name)
         return data._replace(scale=scaled)
 
-    return TernaryWeight(shape, load, lambda: file.release(tensor), group)
+    return TernaryWeight(shape, load, lambda: file.release(tensor), group, None if group is None else rows)
 
 
 def _dense(file: GGUFFile, tensor: TensorInfo, kind: Literal["dense", "norm", "bias"], factor: float) -> DenseWeight:

@@ -1,0 +1,49 @@
+"""Matrices with scales are decoded and packed a few rows at a time, so that loading needs no second copy of one."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from bitnet.core import load_model
+from bitnet.core.cpu import lowering
+from bitnet.core.gguf import GGMLType
+from bitnet.core.gguf.ternary import load_ternary
+from bitnet.core.model import weights
+from make_random_model import make_model
+from random_shapes import PRESETS, HybridShape
+
+HYBRID = PRESETS["bonsai-27b-small"]
+assert isinstance(HYBRID, HybridShape)
+SHAPES = {
+    "tables and layers": replace(HYBRID, encoding=GGMLType.PTQ1_0, vocab=700),
+    "experts": replace(PRESETS["maple-small"], layers=2),
+}
+
+
+@pytest.mark.parametrize("name", SHAPES)
+def test_a_matrix_is_never_decoded_whole(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    make_model(tmp_path / "m.gguf", SHAPES[name])
+    decoded: list[int] = []
+
+    def counted(dtype: GGMLType, shape: tuple[int, int], *args: Any, **options: Any) -> Any:
+        decoded.append(shape[0] * shape[1])
+        return load_ternary(dtype, shape, *args, **options)
+
+    def answer() -> list[tuple[int, float]]:
+        with load_model(tmp_path / "m.gguf", device="cpu", context=64, threads=1) as model:
+            rows = model.generate([5, 6, 7], max_tokens=12, ignore_eos=True, logprobs=1).logprobs
+            assert rows is not None
+            return [(row.token, row.logprob) for row in rows]
+
+    monkeypatch.setattr(weights, "load_ternary", counted)
+    whole = answer()
+    largest = max(decoded)
+    decoded.clear()
+    monkeypatch.setattr(lowering, "PACKED_AT_A_TIME", largest // 4)
+    assert answer() == whole
+    assert max(decoded) <= largest // 2
+    assert sum(decoded) >= largest
