@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import base64
 import gzip
+import hashlib
 import json
 import re
 import urllib.request
@@ -296,6 +298,23 @@ def test_scripts_and_styles_in_the_page_are_refused(open_page: Callable[..., Pag
     page.wait_for_function("() => ['connect-src', 'img-src'].every((one) => refused.includes(one))")
     assert page.evaluate("window.hit ?? null") is None
     assert "trusted types, innerHTML" in page.evaluate("refused")
+
+
+@CHANGED
+def test_the_first_paint_waits_for_no_other_request(server: str) -> None:
+    """Style sheets are in the page, by hashes in its policy, and scripts come after what is painted."""
+    with urllib.request.urlopen(server, timeout=60) as response:
+        html, policy = response.read(), response.headers["content-security-policy"]
+    head, _, body = html.partition(b"<body>")
+    assert not re.search(rb"<link [^>]*(?:stylesheet|preload)|<script", head)
+    styles = re.findall(rb"<style>(.*?)</style>", head, re.DOTALL)
+    assert b"".join(styles) == b"".join(
+        (PAGE / f"assets/{name}.css").read_bytes() for name in ("base", "chat", "views")
+    )
+    for style in styles:
+        assert f"'sha256-{base64.b64encode(hashlib.sha256(style).digest()).decode()}'" in policy
+    assert "unsafe" not in policy
+    assert body.index(b"<main") < body.index(b"<script")
 
 
 def test_the_page_is_small_and_asks_nobody_else() -> None:
