@@ -6,19 +6,32 @@ import * as store from "./store.js";
 
 const AROUND = 30; // letters shown before the first word that was found
 const SNIPPET = 120;
+const AT_ONCE = 8; // milliseconds of work, about half a frame
 
 const fold = (text) => text.normalize("NFKD").replace(/\p{M}/gu, "").toLowerCase();
 
 const known = new Map(); // by id: when it was changed, and its texts
 
+let reading = null; // while the texts are read
+
+async function read() {
+  known.clear();
+  let begun = performance.now();
+  for (const { id, title, updated, messages } of await store.all()) {
+    const said = everything(messages).map(withFiles);
+    known.set(id, { updated, said, folded: [title, ...said].map(fold) });
+    if (performance.now() - begun < AT_ONCE) continue;
+    await new Promise((resolve) => setTimeout(resolve)); // typing goes on meanwhile
+    begun = performance.now();
+  }
+}
+
 async function texts() {
+  await reading;
   const listed = await store.list();
   if (listed.some(({ id, updated }) => known.get(id)?.updated !== updated)) {
-    known.clear();
-    for (const { id, title, updated, messages } of await store.all()) {
-      const said = everything(messages).map(withFiles);
-      known.set(id, { updated, said, folded: [title, ...said].map(fold) });
-    }
+    reading ??= read().finally(() => (reading = null));
+    await reading;
   }
   return listed;
 }
