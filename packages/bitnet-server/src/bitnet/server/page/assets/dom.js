@@ -152,6 +152,9 @@ export function undoable(text, undo) {
   wait();
 }
 
+/** What makes a box that scrolls reachable by keys: it has a name, and is no landmark, of which a conversation would have hundreds. */
+export const scrollable = (label) => ({ tabindex: "0", role: "group", "aria-label": label });
+
 /** A labelled form field. `hint` is read after the label. */
 export function field(label, input, hint) {
   const id = input.id || `field-${++serial}`;

@@ -1,7 +1,7 @@
 // Markdown as models write it: headings, lists, quotes, tables, fenced code. A text is cut into blocks, each with its
 // source, so that while an answer grows only its last blocks are built again.
 
-import { button, copyButton, download, fill, h } from "./dom.js";
+import { button, copyButton, download, fill, h, scrollable } from "./dom.js";
 import { ending, highlight } from "./highlight.js";
 import { inline } from "./inline.js";
 import { math } from "./math.js";
@@ -146,7 +146,7 @@ function codeBlock(block) {
     h("figcaption", {}, h("span", {}, label),
       button("download", `Download the ${label} code`, () => download(`code.${ending(block.language)}`, "text/plain", block.text), { class: "quiet" }),
       copyButton(`Copy the ${label} code`, () => block.text)),
-    h("pre", { tabindex: "0", role: "region", "aria-label": `Code, ${label}` }, h("code", {}, highlight(block.text, block.language))),
+    h("pre", scrollable(`Code, ${label}`), h("code", {}, highlight(block.text, block.language))),
   );
 }
 
@@ -157,7 +157,7 @@ function tableBlock(block) {
   const [head, ...body] = block.rows;
   return h(
     "div",
-    { class: "table", tabindex: "0", role: "region", "aria-label": "Table" },
+    { class: "table", ...scrollable("Table") },
     h("table", {}, h("thead", {}, row("th", head)), h("tbody", {}, body.map((values) => row("td", values)))),
   );
 }
@@ -178,7 +178,7 @@ function node(block) {
     case "rule": return h("hr");
     case "quote": return h("blockquote", {}, block.inner.map(node));
     case "code": return codeBlock(block);
-    case "formula": return math(block.text, true) ?? h("pre", { class: "tex", tabindex: "0", role: "region", "aria-label": "Formula, as written" }, block.raw);
+    case "formula": return math(block.text, true) ?? h("pre", { class: "tex", ...scrollable("Formula, as written") }, block.raw);
     case "table": return tableBlock(block);
     case "list": return h(block.start === null ? "ul" : "ol", { start: block.start }, block.items.map((blocks) => item(blocks, block.loose)));
     default: return h("p", {}, inline(block.text));

@@ -3,7 +3,7 @@
 import { facts, seconds } from "./answer.js";
 import { fileList } from "./attachments.js";
 import * as branches from "./branches.js";
-import { announce, autosize, button, copyButton, dialog, download, h, icon } from "./dom.js";
+import { announce, autosize, button, copyButton, dialog, download, h, icon, scrollable } from "./dom.js";
 import { Growing, markdown } from "./markdown.js";
 import { callBlock } from "./rounds.js";
 
@@ -34,7 +34,7 @@ function showReceipt(receipt) {
     "Receipt",
     h("div", {},
       h("p", {}, "The server’s record of this answer: device, kernels, model, options and times. Check it with ", h("code", {}, "bitnet receipt verify receipt.json"), "."),
-      h("pre", { class: "receipt", tabindex: "0", role: "region", "aria-label": "The receipt as JSON" }, text)),
+      h("pre", { class: "receipt", ...scrollable("The receipt as JSON") }, text)),
     copyButton("Copy the receipt", () => text),
     button("download", "Download", () => download("receipt.json", "application/json", text), { text: true }),
     h("button", { type: "button", class: "primary", onclick: (event) => event.target.closest("dialog").close() }, "Close"),
@@ -141,7 +141,7 @@ export function userMessage(message, { onEdit, onVersion }) {
 /** A button that shows an answer's text as the model wrote it, and as it is meant. */
 function rawButton(message, place) {
   const [body] = place.children;
-  const raw = h("pre", { class: "raw", tabindex: "0", role: "region", "aria-label": "The answer as written" }, message.content);
+  const raw = h("pre", { class: "raw", ...scrollable("The answer as written") }, message.content);
   const element = button("raw", "Show the answer as written", () => {
     const on = body.isConnected;
     place.replaceChildren(on ? raw : body);

@@ -3,7 +3,7 @@
 
 import { getText } from "./api.js";
 import { Chart, short } from "./chart.js";
-import { h } from "./dom.js";
+import { h, scrollable } from "./dom.js";
 import { problem } from "./message.js";
 import { parse, points } from "./prometheus.js";
 
@@ -46,7 +46,7 @@ export function show(main, { title }) {
   const charts = new Map();
   const grid = h("div", { class: "charts" });
   const trouble = h("div", {});
-  const values = h("div", { class: "table", tabindex: "0", role: "region", "aria-label": "All values" });
+  const values = h("div", { class: "table", ...scrollable("All values") });
   const all = h("details", {}, h("summary", {}, "All values"), values);
   let readings = []; // of the last SPAN milliseconds, the oldest first
   let timer = 0;

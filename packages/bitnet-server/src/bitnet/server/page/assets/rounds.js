@@ -2,7 +2,7 @@
 // what they gave. A round is `{content, thought, calls}`, a call `{id, name, arguments, result, state}`.
 
 import { generate } from "./answer.js";
-import { button, h, icon } from "./dom.js";
+import { button, h, icon, scrollable } from "./dom.js";
 import { ToolError } from "./mcp.js";
 
 const MAX_ROUNDS = 8;
@@ -28,7 +28,7 @@ const pretty = (text) => {
 /** A call, with what it gave; `decide(allowed)` is given while it waits for the user. */
 export function callBlock(call, { decide, server } = {}) {
   const waits = call.state === "asked" && decide;
-  const box = (label, text) => h("pre", { tabindex: "0", role: "region", "aria-label": `${label} of ${call.name}` }, text);
+  const box = (label, text) => h("pre", scrollable(`${label} of ${call.name}`), text);
   return h("details", { class: "call", open: Boolean(waits) }, h("summary", {}, icon("tool"), h("code", {}, call.name), h("span", { class: "hint" }, STATES[call.state] ?? "")),
     server && h("p", { class: "hint" }, `A tool of ${server}, which gets these arguments:`),
     box("Arguments", pretty(call.arguments)),
