@@ -6,8 +6,8 @@ struct Args { dim: i32 }
 @group(0) @binding(3) var<uniform> args: Args;
 
 @compute @workgroup_size(WG)
-fn add_bias(g: Group) {
-    let m = i32(g.id.x);
+fn add_bias(grid: Grid, g: Group) {
+    let m = i32(grid.id.x);
     if (m >= step[STEP_TOKENS]) { return; }
     let quads = args.dim / 4;
     for (var i = i32(g.lane); i < quads; i += WG) { x[m * quads + i] += bias[i]; }

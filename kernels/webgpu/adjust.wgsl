@@ -9,8 +9,8 @@ struct Args { slots: i32, repetitions: i32, presences: i32, frequencies: i32, n:
 @group(0) @binding(5) var<uniform> args: Args;
 
 @compute @workgroup_size(WG)
-fn adjust(g: Group) {
-    let r = i32(g.id.y);
+fn adjust(grid: Grid, g: Group) {
+    let r = i32(grid.id.y);
     if (r >= step[STEP_ROWS]) { return; }
     let slot = step[args.slots + r];
     let slot_at = max(slot - 1, 0) * args.n;
@@ -18,7 +18,7 @@ fn adjust(g: Group) {
     let presence = bitcast<f32>(step[args.presences + r]);
     let frequency = bitcast<f32>(step[args.frequencies + r]);
     for (var i = 0; i < EACH; i++) {
-        let v = (i32(g.id.x) * EACH + i) * WG + i32(g.lane);
+        let v = (i32(grid.id.x) * EACH + i) * WG + i32(g.lane);
         if (v >= args.n) { return; }
         var logit = logits[r * args.n + v];
         if (slot != 0) {
@@ -39,7 +39,7 @@ struct CountArgs { slots: i32, n: i32 }
 @group(0) @binding(3) var<uniform> count_args: CountArgs;
 
 @compute @workgroup_size(WG)
-fn count_chosen(g: Group) {
+fn count_chosen(grid: Grid, g: Group) {
     for (var r = i32(g.lane); r < count_step[STEP_ROWS]; r += WG) {
         let slot = count_step[count_args.slots + r];
         if (slot != 0 && next[r] >= 0) { counted[(slot - 1) * count_args.n + next[r]] += 2; }

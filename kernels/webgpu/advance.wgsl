@@ -6,7 +6,7 @@ struct Args { tokens: i32, seq_len: i32 }
 @group(0) @binding(3) var<uniform> args: Args;
 
 @compute @workgroup_size(WG)
-fn advance(g: Group) {
+fn advance(grid: Grid, g: Group) {
     let seqs = step[STEP_SEQS];
     let rows = step[STEP_ROWS];
     let done = step[STEP_DONE];

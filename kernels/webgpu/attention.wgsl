@@ -127,12 +127,12 @@ fn find_place(at: u32, table: u32, p: u32, kv_head: u32) {
 }
 
 @compute @workgroup_size(WG)
-fn attention(g: Group) {
-    let m = g.id.x;
+fn attention(grid: Grid, g: Group) {
+    let m = grid.id.x;
     if (m >= u32(step[STEP_TOKENS])) { return; }
     let heads = u32(args.heads);
     let kv_heads = u32(args.kv_heads);
-    let first_head = g.id.y * HEADS;
+    let first_head = grid.id.y * HEADS;
     let ratio = heads / kv_heads;
     let kv_head = first_head / ratio;
 #if ONE
@@ -146,7 +146,7 @@ fn attention(g: Group) {
     let row = m * (heads + 2u * kv_heads);
     let length = position + 1u;
 #if SPLIT
-    let begin = g.id.z * u32(SHARE);
+    let begin = grid.id.z * u32(SHARE);
     let end = min(begin + u32(SHARE), length);
 #else
     let begin = 0u;
@@ -193,7 +193,7 @@ fn attention(g: Group) {
     for (var i = g.lane; i < QUADS; i += u32(WG)) { new_value[i] = stored(qkv[new_v + i]); }
 #endif
     workgroupBarrier();
-    if (first_head % ratio == 0u && g.id.z == 0u) {
+    if (first_head % ratio == 0u && grid.id.z == 0u) {
         let block = u32(step[table + position / u32(BLOCK)]);
 #if KV_I8
         let here = row_of(block, position % u32(BLOCK) * kv_heads + kv_head, kv_heads * u32(BLOCK));
@@ -321,7 +321,7 @@ fn attention(g: Group) {
         for (var t = 0u; t < CHUNK / 4u; t++) { totals += scores[h * (CHUNK / 4u) + t]; }
         let all = dot(totals, vec4(1.0));
 #if SPLIT
-        let to = (head * u32(SPLITS) + g.id.z) * (QUADS + 1u);
+        let to = (head * u32(SPLITS) + grid.id.z) * (QUADS + 1u);
         out[to + i] = sum;
         if (i == 0u) { out[to + QUADS] = vec4(before[h], all, 0.0, 0.0); }
 #else

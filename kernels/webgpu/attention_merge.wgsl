@@ -8,10 +8,10 @@ struct Args { heads: u32 }
 const QUADS = u32(DIM / 4);
 
 @compute @workgroup_size(WG)
-fn attention_merge(g: Group) {
-    let m = g.id.x;
+fn attention_merge(grid: Grid, g: Group) {
+    let m = grid.id.x;
     if (m >= u32(step[STEP_TOKENS])) { return; }
-    let row = m * args.heads + g.id.y;
+    let row = m * args.heads + grid.id.y;
     let from_part = row * u32(SPLITS) * (QUADS + 1u);
     var largest = LOWEST;
     for (var s = 0u; s < u32(SPLITS); s++) { largest = max(largest, parts[from_part + s * (QUADS + 1u) + QUADS].x); }

@@ -68,14 +68,14 @@ fn fetch_values(g: Group, t: u32) -> array<vec4<f32>, V_LOADS> {
 }
 
 @compute @workgroup_size(WG)
-fn attention_prefill(g: Group) {
+fn attention_prefill(grid: Grid, g: Group) {
     let tokens = u32(step[STEP_TOKENS]);
-    let m0 = (g.count.x - 1u - g.id.x) * TOKENS;  // those that attend to most come first
+    let m0 = (grid.count.x - 1u - grid.id.x) * TOKENS;  // those that attend to most come first
     if (m0 >= tokens) { return; }
     let most = min(m0 + TOKENS, tokens);
     let heads = u32(args.heads);
     let kv_heads = u32(args.kv_heads);
-    let first_head = g.id.y * u32(TEAM);
+    let first_head = grid.id.y * u32(TEAM);
     let kv_head = first_head / (heads / kv_heads);
     let root = 1.0 / sqrt(f32(DIM));
     let my_c = g.lane % SIDE;      // positions my_c + 16 j, then quads of dimensions my_c + 16 e

@@ -18,9 +18,9 @@ fn row_of(row: i32, begin: i32, source: i32, c: i32) -> f32 {
 }
 
 @compute @workgroup_size(WG)
-fn causal_conv(g: Group) {
-    let m = i32(g.id.y);
-    let c = i32(g.id.x * u32(WG) + g.lane);
+fn causal_conv(grid: Grid, g: Group) {
+    let m = i32(grid.id.y);
+    let c = i32(grid.id.x * u32(WG) + g.lane);
     if (m >= step[STEP_TOKENS] || c >= args.channels) { return; }
     let sequence = step[args.token_seq + m];
     let begin = step[args.seq_begin + sequence];

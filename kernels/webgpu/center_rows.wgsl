@@ -6,8 +6,8 @@ struct Args { dim: i32 }
 @group(0) @binding(3) var<uniform> args: Args;
 
 @compute @workgroup_size(WG)
-fn center_rows(g: Group) {
-    let m = i32(g.id.x);
+fn center_rows(grid: Grid, g: Group) {
+    let m = i32(grid.id.x);
     if (m >= step[STEP_TOKENS]) { return; }
     let quads = args.dim / 4;
     let row = m * quads;

@@ -3,9 +3,13 @@
 // WG is the number of invocations of a workgroup; SUBGROUPS and INT8_DOT are the device's features. Buffers are bound in the order
 // of a launch's arguments; its scalars follow, in their order, in one uniform `args`.
 
-struct Group {
+// Apart from Group: WGSL holds a structure for uniform only if all of its members are, and barriers need uniform conditions.
+struct Grid {
     @builtin(workgroup_id) id: vec3<u32>,
     @builtin(num_workgroups) count: vec3<u32>,
+}
+
+struct Group {
     @builtin(local_invocation_index) lane: u32,
 #if SUBGROUPS
     @builtin(subgroup_id) subgroup: u32,

@@ -12,9 +12,9 @@ struct Args { eps: f32, dim: i32, heads: i32 }
 @group(0) @binding(8) var<uniform> args: Args;
 
 @compute @workgroup_size(WG)
-fn delta_gates(g: Group) {
-    let h = g.id.x;
-    let m = g.id.y;
+fn delta_gates(grid: Grid, g: Group) {
+    let h = grid.id.x;
+    let m = grid.id.y;
     if (m >= u32(step[STEP_TOKENS])) { return; }
     let quads = u32(args.dim) / 4u;
     var squares = 0.0;

@@ -16,12 +16,12 @@ var<workgroup> queried: array<f32, PARTS * COLUMNS>;  // and of q
 var<workgroup> norms: array<vec2<f32>, PARTS>;
 
 @compute @workgroup_size(WG)
-fn delta_rule(g: Group) {
+fn delta_rule(grid: Grid, g: Group) {
     let column = g.lane % u32(COLUMNS);
     let part = i32(g.lane / u32(COLUMNS));
-    let c = g.id.x * u32(COLUMNS) + column;
-    let h = i32(g.id.y);
-    let sequence = i32(g.id.z);
+    let c = grid.id.x * u32(COLUMNS) + column;
+    let h = i32(grid.id.y);
+    let sequence = i32(grid.id.z);
     if (sequence >= step[STEP_SEQS]) { return; }
     let end = step[args.seq_begin + sequence + 1];
     let source = state_source(sequence);

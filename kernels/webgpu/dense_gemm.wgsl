@@ -28,10 +28,10 @@ fn load_w(at: u32) -> vec4<f32> { return weight[at]; }
 #endif
 
 @compute @workgroup_size(WG)
-fn dense_gemm(g: Group) {
+fn dense_gemm(grid: Grid, g: Group) {
     let count = u32(step[STEP_ROWS]);
-    let r0 = g.id.z * TILE_R;
-    let n0 = (g.id.y * g.count.x + g.id.x) * TILE_N;
+    let r0 = grid.id.z * TILE_R;
+    let n0 = (grid.id.y * grid.count.x + grid.id.x) * TILE_N;
     if (r0 >= count || n0 >= args.rows) { return; }
     let my_n = g.lane % SIDE;
     let my_r = g.lane / SIDE;

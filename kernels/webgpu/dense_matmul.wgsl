@@ -48,9 +48,9 @@ fn product(w: Unit, t: u32, i: u32) -> f32 {
 }
 
 @compute @workgroup_size(WG)
-fn dense_matmul(g: Group) {
+fn dense_matmul(grid: Grid, g: Group) {
     let count = u32(step[STEP_ROWS]);
-    let t0 = g.id.z * u32(TOKENS);
+    let t0 = grid.id.z * u32(TOKENS);
     if (t0 >= count) { return; }
 #if NORM
     let from_row = u32(step[args.row]) * args.quads;
@@ -62,7 +62,7 @@ fn dense_matmul(g: Group) {
 #endif
     let lane = g.lane % u32(LANES);
     let group = g.lane / u32(LANES);
-    let n0 = (g.id.y * g.count.x + g.id.x) * ROWS;
+    let n0 = (grid.id.y * grid.count.x + grid.id.x) * ROWS;
     let units = args.quads / UNIT;
     let last = args.rows - 1u;
     let row0 = min(n0 + group, last) * units;

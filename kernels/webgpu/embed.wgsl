@@ -10,8 +10,8 @@ struct Args { tokens: i32, quads: i32, first: i32, rows: i32 }
 @group(0) @binding(3) var<uniform> args: Args;
 
 @compute @workgroup_size(WG)
-fn embed(g: Group) {
-    let m = i32(g.id.x);
+fn embed(grid: Grid, g: Group) {
+    let m = i32(grid.id.x);
     if (m >= step[STEP_TOKENS]) { return; }
     let row = step[args.tokens + m] - args.first;
     if (row < 0 || row >= args.rows) { return; }

@@ -9,20 +9,20 @@ struct Args { eps: f32, dim: i32 }
 @group(0) @binding(5) var<uniform> args: Args;
 
 @compute @workgroup_size(WG)
-fn gated_values(g: Group) {
-    let m = g.id.y;
+fn gated_values(grid: Grid, g: Group) {
+    let m = grid.id.y;
     if (m >= u32(step[STEP_TOKENS])) { return; }
     let row = m * u32(args.dim);
-    let head = row + g.id.x * u32(HEAD);
+    let head = row + grid.id.x * u32(HEAD);
 #if NORM
     var squares = 0.0;
     for (var i = g.lane; i < u32(HEAD); i += u32(WG)) { squares += x[head + i] * x[head + i]; }
     let factor = 1.0 / sqrt(group_sum(g, squares) / f32(HEAD) + args.eps);
 #endif
 #if UNTILE
-    let to = g.id.x % u32(UNTILE) * (g.count.x / u32(UNTILE)) + g.id.x / u32(UNTILE);
+    let to = grid.id.x % u32(UNTILE) * (grid.count.x / u32(UNTILE)) + grid.id.x / u32(UNTILE);
 #else
-    let to = g.id.x;
+    let to = grid.id.x;
 #endif
     for (var i = g.lane; i < u32(HEAD); i += u32(WG)) {
         var value = x[head + i] / (1.0 + exp(-gate[head + i]));

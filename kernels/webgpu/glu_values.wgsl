@@ -6,8 +6,8 @@ struct Args { dim: i32 }
 @group(0) @binding(3) var<uniform> args: Args;
 
 @compute @workgroup_size(WG)
-fn glu_values(g: Group) {
-    let m = g.id.x;
+fn glu_values(grid: Grid, g: Group) {
+    let m = grid.id.x;
     if (m >= u32(step[STEP_TOKENS])) { return; }
     let quads = u32(args.dim) / 4u;
     for (var i = g.lane; i < quads; i += u32(WG)) {

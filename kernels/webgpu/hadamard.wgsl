@@ -12,11 +12,11 @@ var<workgroup> tile: array<f32, TILE>;
 fn low_of(i: i32, stride: i32) -> i32 { return 2 * i - (i & (stride - 1)); }
 
 @compute @workgroup_size(WG)
-fn hadamard(g: Group) {
-    let row = i32(g.id.y);
+fn hadamard(grid: Grid, g: Group) {
+    let row = i32(grid.id.y);
     let lane = i32(g.lane);
     if (row >= step[select(STEP_TOKENS, STEP_ROWS, ROWS != 0)]) { return; }
-    let first = i32(g.id.x) * BLOCK;
+    let first = i32(grid.id.x) * BLOCK;
     let block = row * args.width + first;
     for (var start = 0; start < BLOCK; start += TILE) {
         for (var i = lane; i < TILE; i += WG) {

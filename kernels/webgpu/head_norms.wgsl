@@ -7,10 +7,10 @@ struct Args { eps: f32, heads: i32, kv_heads: i32 }
 @group(0) @binding(4) var<uniform> args: Args;
 
 @compute @workgroup_size(WG)
-fn head_norms(g: Group) {
-    let m = i32(g.id.x);
+fn head_norms(grid: Grid, g: Group) {
+    let m = i32(grid.id.x);
     let tokens = step[STEP_TOKENS];
-    let head = i32(g.id.y);
+    let head = i32(grid.id.y);
     let row = (min(m, tokens - 1) * (args.heads + 2 * args.kv_heads) + head) * DIM;
     var squares = 0.0;
     for (var i = i32(g.lane); i < DIM; i += WG) { squares += qkv[row + i] * qkv[row + i]; }

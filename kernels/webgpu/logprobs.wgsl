@@ -29,13 +29,13 @@ fn group_best(g: Group, mine: vec2<u32>) -> vec2<u32> {
 }
 
 @compute @workgroup_size(WG)
-fn logprobs_parts(g: Group) {
-    let r = i32(g.id.y);
+fn logprobs_parts(grid: Grid, g: Group) {
+    let r = i32(grid.id.y);
     if (r >= part_step[STEP_ROWS]) { return; }
-    let begin = i32(g.id.x) * EACH * WG + i32(g.lane);
+    let begin = i32(grid.id.x) * EACH * WG + i32(g.lane);
     let row = r * part_args.n;
     let k = part_step[STEP_LOGPROBS] - 1;
-    let part = (r * part_args.count + i32(g.id.x)) * PITCH;
+    let part = (r * part_args.count + i32(grid.id.x)) * PITCH;
     var top = LOWEST;
     var sum = 0.0;
     for (var v = begin; v < min(begin + EACH * WG, part_args.n); v += WG) { top = max(top, part_logits[row + v]); }
@@ -75,8 +75,8 @@ struct Args { n: i32, count: i32 }
 @group(0) @binding(5) var<uniform> args: Args;
 
 @compute @workgroup_size(WG)
-fn logprobs(g: Group) {
-    let r = i32(g.id.x);
+fn logprobs(grid: Grid, g: Group) {
+    let r = i32(grid.id.x);
     if (r >= step[STEP_ROWS]) { return; }
     let t = i32(g.lane);
     let k = step[STEP_LOGPROBS] - 1;

@@ -13,8 +13,8 @@ const QUADS = u32(COLS / 4);
 fn keep(m: u32, i: u32, word: u32) { out[m * QUADS + i] = word; }
 
 @compute @workgroup_size(WG)
-fn merge_quant(g: Group) {
-    let m = g.id.x;
+fn merge_quant(grid: Grid, g: Group) {
+    let m = grid.id.x;
     if (m >= u32(step[STEP_TOKENS])) { return; }
     let row = take_row(g, m);
     if (g.lane == 0u) { scale[m] = row.scale; }

@@ -17,8 +17,8 @@ fn weighted(row: u32, i: u32) -> vec4<f32> {
 }
 
 @compute @workgroup_size(WG)
-fn norm_quant(g: Group) {
-    let m = g.id.x;
+fn norm_quant(grid: Grid, g: Group) {
+    let m = grid.id.x;
     if (m >= u32(step[STEP_TOKENS])) { return; }
     let quads = u32(args.dim) / 4u;
     let row = m * quads;

@@ -7,8 +7,8 @@ struct Args { rows: i32, eps: f32, dim: i32 }
 @group(0) @binding(4) var<uniform> args: Args;
 
 @compute @workgroup_size(WG)
-fn norm_rows(g: Group) {
-    let r = i32(g.id.x);
+fn norm_rows(grid: Grid, g: Group) {
+    let r = i32(grid.id.x);
     if (r >= step[STEP_ROWS]) { return; }
     let quads = args.dim / 4;
     let row = step[args.rows + r] * quads;

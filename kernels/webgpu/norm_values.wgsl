@@ -7,8 +7,8 @@ struct Args { eps: f32, dim: i32 }
 @group(0) @binding(4) var<uniform> args: Args;
 
 @compute @workgroup_size(WG)
-fn norm_values(g: Group) {
-    let m = g.id.x;
+fn norm_values(grid: Grid, g: Group) {
+    let m = grid.id.x;
     if (m >= u32(step[STEP_TOKENS])) { return; }
     let quads = u32(args.dim) / 4u;
     let row = m * quads;

@@ -5,11 +5,11 @@ struct PartialArgs { n: u32 }
 @group(0) @binding(2) var<uniform> partial_args: PartialArgs;
 
 @compute @workgroup_size(WG)
-fn absmean_partial(g: Group) {
+fn absmean_partial(grid: Grid, g: Group) {
     var sum = 0.0;
-    for (var i = g.id.x * u32(WG) + g.lane; i < partial_args.n; i += g.count.x * u32(WG)) { sum += abs(x[i]); }
+    for (var i = grid.id.x * u32(WG) + g.lane; i < partial_args.n; i += grid.count.x * u32(WG)) { sum += abs(x[i]); }
     sum = group_sum(g, sum);
-    if (g.lane == 0u) { part[g.id.x] = sum; }
+    if (g.lane == 0u) { part[grid.id.x] = sum; }
 }
 
 struct ScaleArgs { partials: u32, n: u32 }
@@ -18,7 +18,7 @@ struct ScaleArgs { partials: u32, n: u32 }
 @group(0) @binding(2) var<uniform> scale_args: ScaleArgs;
 
 @compute @workgroup_size(WG)
-fn absmean_scale(g: Group) {
+fn absmean_scale(grid: Grid, g: Group) {
     var sum = 0.0;
     for (var i = g.lane; i < scale_args.partials; i += u32(WG)) { sum += partials[i]; }
     sum = group_sum(g, sum);
@@ -33,9 +33,9 @@ struct CodesArgs { n: u32 }
 
 // Four codes an invocation; those past n are the buffer's padding.
 @compute @workgroup_size(WG)
-fn ternary_codes(g: Group) {
+fn ternary_codes(grid: Grid, g: Group) {
     let n = codes_args.n;
-    for (var i = g.id.x * u32(WG) + g.lane; 4u * i < n; i += g.count.x * u32(WG)) {
+    for (var i = grid.id.x * u32(WG) + g.lane; 4u * i < n; i += grid.count.x * u32(WG)) {
         var y = vec4(0.0);
         for (var j = 0u; j < min(4u, n - 4u * i); j++) { y[j] = clamp(values[4u * i + j] / unit[0], -1.0, 1.0); }
         codes[i] = quantised(y);

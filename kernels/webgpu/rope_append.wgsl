@@ -73,10 +73,10 @@ fn rotated(row: i32, d: i32, angles: i32) -> f32 {
 }
 
 @compute @workgroup_size(WG)
-fn rope_append(g: Group) {
-    let m = i32(g.id.x);
+fn rope_append(grid: Grid, g: Group) {
+    let m = i32(grid.id.x);
     if (m >= step[STEP_TOKENS]) { return; }
-    let head = i32(g.id.y);
+    let head = i32(grid.id.y);
     let sequence = step[args.token_seq + m];
     let position = step[args.seq_len + sequence] - step[args.seq_begin + sequence + 1] + m;
     let row = (m * (args.heads + 2 * args.kv_heads) + head) * DIM;

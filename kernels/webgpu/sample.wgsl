@@ -64,7 +64,9 @@ fn load(g: Group, row: i32, first: i32, inverse: f32) -> Batch {
     return batch;
 }
 
-// Sum over the tokens of a row with key >= least: of 1, or (mass) of e^(z - top).
+var<workgroup> measured: f32;
+
+// Sum over the tokens of a row with key >= least: of 1, or (mass) of e^(z - top). WGSL holds it for uniform.
 fn measure(g: Group, row: i32, inverse: f32, least: u32, mass: bool, top: f32) -> f32 {
     var sum = 0.0;
     for (var first = 0; first < args.n; first += BATCH * WG) {
@@ -73,7 +75,9 @@ fn measure(g: Group, row: i32, inverse: f32, least: u32, mass: bool, top: f32) -
         if (first + i32(g.lane + j * u32(WG)) < args.n && float_key(z[j]) >= least) { sum += select(1.0, exp(z[j] - top), mass); }
 #end
     }
-    return group_sum(g, sum);
+    let total = group_sum(g, sum);
+    if (g.lane == 0u) { measured = total; }
+    return workgroupUniformLoad(&measured);
 }
 
 // The greatest key that so many tokens reach.
@@ -90,8 +94,8 @@ fn threshold(g: Group, row: i32, inverse: f32, wanted: f32) -> u32 {
 }
 
 @compute @workgroup_size(WG)
-fn sample(g: Group) {
-    let r = i32(g.id.x);
+fn sample(grid: Grid, g: Group) {
+    let r = i32(grid.id.x);
     if (r >= step[STEP_ROWS]) { return; }
     let row = r * args.n;
     let temperature = bitcast<f32>(step[args.temperature + r]);

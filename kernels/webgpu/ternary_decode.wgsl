@@ -23,10 +23,10 @@ fn products(word: vec4<u32>, word_up: vec4<u32>, v: u32) -> vec2<i32> {
 }
 
 @compute @workgroup_size(WG)
-fn ternary_decode(g: Group) {
+fn ternary_decode(grid: Grid, g: Group) {
     let lane = g.lane % STRIDE;
     let slot = g.lane / STRIDE;
-    let n0 = (g.id.y * g.count.x + g.id.x) * ROWS;
+    let n0 = (grid.id.y * grid.count.x + grid.id.x) * ROWS;
     let row = min(n0 + slot, args.rows - 1u) * VECS;
     let up = row + args.rows * VECS;
     var early: array<vec4<u32>, EARLY>;

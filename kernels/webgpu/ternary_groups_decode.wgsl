@@ -47,10 +47,10 @@ fn row_of_slot(at: u32, scale: f32) -> f32 {
 }
 
 @compute @workgroup_size(WG)
-fn ternary_groups_decode(g: Group) {
+fn ternary_groups_decode(grid: Grid, g: Group) {
     let lane = g.lane % STRIDE;
     let slot = g.lane / STRIDE;
-    let n0 = (g.id.y * g.count.x + g.id.x) * ROWS;
+    let n0 = (grid.id.y * grid.count.x + grid.id.x) * ROWS;
     let n = min(n0 + slot, args.rows - 1u);
     let row = n * VECS;
     let up = row + args.rows * VECS;

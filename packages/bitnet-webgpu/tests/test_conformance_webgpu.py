@@ -8,8 +8,8 @@ from bitnet.core.testing.base import DeviceTests
 from bitnet.core.testing.whole_model import WholeModelTests
 from bitnet.webgpu import ops
 from bitnet.webgpu.backend import BACKEND, WebGPUBackend
-from bitnet.webgpu.compiler import INT8_DOT, SUBGROUPS
 from bitnet.webgpu.device import WebGPUDriver
+from bitnet.webgpu.source import INT8_DOT, SUBGROUPS
 
 
 class WithTails(DeviceTests):

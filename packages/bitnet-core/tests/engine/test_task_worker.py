@@ -166,7 +166,7 @@ def test_one_failed_device_is_replaced(threaded: Model, monkeypatch: pytest.Monk
     from bitnet.core.hal import CheckedExecutable
 
     async def ask(model: Model) -> tuple[list[Any], tuple[str, ...]]:
-        async def arrival(self: CheckedExecutable) -> None:
+        async def arrival(self: CheckedExecutable, progress: object = None) -> None:
             if self is model._replicas[0].executable:
                 raise DeviceLostError("it is gone.", device=self.info.name)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from os import PathLike
 from pathlib import Path
@@ -116,6 +117,7 @@ async def load_model_async(
     step_tokens: int | None = None,
     deterministic: bool = False,
     prompt_lookup: bool = True,
+    progress: Callable[[int, int], None] | None = None,
 ) -> Model:
     """Load a GGUF model that computes in tasks of this event loop, without threads, as in a browser.
 
@@ -123,7 +125,10 @@ async def load_model_async(
     Methods that wait in a thread (``generate``, ``chat``, ``score``) are refused. Where the device is the CPU, other
     tasks run between two steps only.
 
-    Args and errors are those of :func:`load_model`.
+    Args and errors are those of :func:`load_model`, but for one.
+
+    Args:
+        progress: Called with the number of kernels that a browser has compiled, and with that of all so far.
     """
     options = LoadOptions(
         device=device,
@@ -143,7 +148,15 @@ async def load_model_async(
 
     if system.THREADS:
         return await asyncio.to_thread(lambda: _load(_local(path), options, TaskWorker))
-    return _load(_local(path), options, TaskWorker)
+    await registry.request(device)
+    model = _load(_local(path), options, TaskWorker)
+    try:
+        for replica in model._replicas:
+            await replica.executable.arrival(progress)
+    except BaseException:
+        model.close()
+        raise
+    return model
 
 
 def _load(local: Path, options: LoadOptions, worker: type[Worker]) -> Model:
@@ -306,12 +319,13 @@ def _make(file: ModelFile, places: Places, options: LoadOptions, worker_type: ty
     warm_ups = []
     for replica, engine in zip(replicas, engines, strict=True):
         executable, info = replica.executable, replica.device.info
-        if PREPARES not in info.features or info.type not in _GPUS or not system.THREADS:
+        if PREPARES not in info.features or info.type not in _GPUS:
             continue
         if options.max_seqs > 1:  # a caller with one generation at a time need not wait for larger steps
             with registry.computing(info)():
                 prepare_stand_ins(executable, engine.stand_ins(), engine.device)
-        warm_ups.append(WarmUp(executable, engine.usual_steps(), lambda: worker.busy, engine.device))
+        if system.THREADS:
+            warm_ups.append(WarmUp(executable, engine.usual_steps(), lambda: worker.busy, engine.device))
     return Model(file, worker, replicas, warm_ups, deterministic=options.deterministic)
 
 

@@ -43,5 +43,5 @@ def check(device: str, result: tuple[Any, ...]) -> Any:
     if status == OUT_OF_MEMORY:
         raise out_of_memory(what, device)
     if status in LOST:
-        raise lost(what, device, look="nvidia-smi and the system's log")
+        raise lost(what, device, "Restart the program; see nvidia-smi and the system's log.")
     raise DeviceError(what, device=device)

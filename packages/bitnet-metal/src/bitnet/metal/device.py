@@ -271,4 +271,6 @@ class MetalDriver:
         what = f"a step failed with {ERRORS.get(code, f'error {code}')}: {said or 'no reason given'}"
         if code == OUT_OF_MEMORY:
             return out_of_memory(what, self._name)
-        return lost(what, self._name, "Console's log") if code in LOST else DeviceError(what, device=self._name)
+        if code in LOST:
+            return lost(what, self._name, "Restart the program; see Console's log.")
+        return DeviceError(what, device=self._name)

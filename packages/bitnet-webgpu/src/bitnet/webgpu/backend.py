@@ -15,6 +15,7 @@ from bitnet.core.hal import (
     KERNEL_FEATURES,
     PREPARES,
     STATES,
+    Backend,
     Device,
     DeviceInfo,
     DeviceType,
@@ -158,4 +159,10 @@ def _nothing(others: list[str], versions: dict[str, str]) -> ProbeResult:
     return result(ProbeStatus.NO_DEVICE, "Vulkan finds no device.", INSTALL, dict(loader.tried))
 
 
-BACKEND = WebGPUBackend()
+BACKEND: Backend
+if sys.platform == "emscripten":
+    from bitnet.webgpu.browser_backend import BrowserBackend
+
+    BACKEND = BrowserBackend()
+else:
+    BACKEND = WebGPUBackend()

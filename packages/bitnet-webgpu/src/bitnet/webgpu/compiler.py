@@ -17,12 +17,9 @@ from bitnet.core.errors import DeviceLostError, KernelCompileError, OutOfMemoryE
 from bitnet.core.gpu import KernelSpec
 from bitnet.core.support import cache
 from bitnet.webgpu.failures import failure
-from bitnet.webgpu.source import SOURCES, bindings, preprocess
+from bitnet.webgpu.source import LAYOUTS, kernel_text
 
-INT8_DOT = "int8-dot"
-SUBGROUPS = "subgroups"
 _TRY_DOT = "@compute @workgroup_size(1) fn f() { var sum = dot4I8Packed(1u, 2u); }"
-_LAYOUTS = {"uniform": "uniform", "storage, read": "read-only-storage", "storage, read_write": "storage"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +67,7 @@ class Compiler:
 
     def __init__(self, device: wgpu.GPUDevice, name: str, features: Collection[str]) -> None:
         self._device, self._name = device, name
-        self._features = {"INT8_DOT": int(INT8_DOT in features), "SUBGROUPS": int(SUBGROUPS in features)}
+        self._features = frozenset(features)
         self._pipelines: dict[tuple[KernelSpec, int], Pipeline] = {}
 
     def pipeline(self, spec: KernelSpec, group: int) -> Pipeline:
@@ -87,11 +84,10 @@ class Compiler:
 
     def _compile(self, spec: KernelSpec, group: int) -> Pipeline:
         start = time.perf_counter()
-        text = preprocess(SOURCES.text(spec.file), {**self._features, **dict(spec.defines), "WG": group})
+        text, kinds = kernel_text(spec, group, self._features)
         device, compute = self._device, wgpu.ShaderStage.COMPUTE
         entries = [
-            {"binding": i, "visibility": compute, "buffer": {"type": _LAYOUTS[kind]}}
-            for i, kind in enumerate(bindings(text, spec.entry))
+            {"binding": i, "visibility": compute, "buffer": {"type": LAYOUTS[kind]}} for i, kind in enumerate(kinds)
         ]
         try:
             module = unchecked_module(device, device.create_shader_module(label=spec.entry, code=text), text)

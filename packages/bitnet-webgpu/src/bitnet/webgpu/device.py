@@ -16,8 +16,9 @@ from wgpu.backends.wgpu_native import ffi, lib
 from bitnet.core.gpu import Launch
 from bitnet.core.gpu.drivers.failures import buffer_too_large
 from bitnet.core.gpu.drivers.windows import bound
-from bitnet.webgpu.compiler import INT8_DOT, SUBGROUPS, Compiler, has_int8_dot
+from bitnet.webgpu.compiler import Compiler, has_int8_dot
 from bitnet.webgpu.failures import RAISED, failure
+from bitnet.webgpu.source import INT8_DOT, SUBGROUPS
 
 LIMITS = (
     "max-buffer-size",
@@ -29,8 +30,6 @@ LIMITS = (
 """Limits that are requested at the adapter's values; for the others, WebGPU's defaults suffice."""
 UPLOAD = 32 << 20
 """Bytes handed to wgpu at once: it copies them to memory of its own first."""
-ALIGNMENT = 256
-"""Alignment of a binding's offset in bytes, on every device."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)

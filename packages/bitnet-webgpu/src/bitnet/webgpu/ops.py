@@ -20,9 +20,10 @@ from bitnet.core.gpu.ops.products import NORM, fused_products, normed
 from bitnet.core.gpu.ops.scaled import head_norms, norms_heads
 from bitnet.core.gpu.ops.variants import GroupScaledMatmul, NormedRope, recurrent_variants
 from bitnet.core.hal import Attention, DeltaRule, DenseMatmul, Embed, NormRows, RopeAppend, Sample, TernaryMatmul
-from bitnet.webgpu.device import ALIGNMENT
 from bitnet.webgpu.products import Products
 
+ALIGNMENT = 256
+"""Alignment of a binding's offset in bytes, on every device."""
 GROUP = 256
 """Invocations of a workgroup, unless a kernel has its own number: what every WebGPU device allows."""
 DENSE_ROWS = 8
@@ -64,9 +65,15 @@ DENSE_SHARED = 6 * 1024
 
 
 class WebGPUOps:
-    """The lowering for a device with these limits, under WebGPU's names."""
+    """The lowering for a device.
 
-    def __init__(self, limits: Mapping[str, int]) -> None:
+    Args:
+        limits: The device's, under WebGPU's names.
+        tiles: Whether attention to prompts may be tiled. An emulated device compiles that kernel for minutes.
+    """
+
+    def __init__(self, limits: Mapping[str, int], *, tiles: bool = True) -> None:
+        self._tiles = tiles
         self._binding = limits["max-storage-buffer-binding-size"]
         self._shared = limits["max-compute-workgroup-storage-size"]
         most = min(limits["max-compute-invocations-per-workgroup"], limits["max-compute-workgroup-size-x"])
@@ -162,7 +169,7 @@ class WebGPUOps:
             tile = depth * max(rows + ATTENTION_KEYS + 4, 4 * quads)
             return 16 * tile + fixed <= self._shared
 
-        many = bucket.tokens >= max(PREFILL_TOKENS, PREFILL_PER_ROW * bucket.rows)
+        many = self._tiles and bucket.tokens >= max(PREFILL_TOKENS, PREFILL_PER_ROW * bucket.rows)
         return next(filter(fits, ATTENTION_DEPTHS), 0) if many else 0
 
     def _windows(self, matrix: Buffer, rows: int) -> Iterator[tuple[Buffer, int, int]]:

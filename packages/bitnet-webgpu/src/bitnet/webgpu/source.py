@@ -3,15 +3,32 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 
-from bitnet.core.gpu import KernelSources
+from bitnet.core.gpu import KernelSources, KernelSpec
 
 _ENTRY = r"^@compute @workgroup_size\(WG\)\nfn (\w+)\("
 SOURCES = KernelSources("bitnet.webgpu", "webgpu", ending=".wgsl", common="common.wgsl", entry=_ENTRY)
 _DECLARED = re.compile(
     rf"^@group\(0\) @binding\((\d+)\) var<(uniform|storage, read|storage, read_write)>|{_ENTRY}", re.MULTILINE
 )
+
+INT8_DOT = "int8-dot"
+SUBGROUPS = "subgroups"
+LAYOUTS = {"uniform": "uniform", "storage, read": "read-only-storage", "storage, read_write": "storage"}
+"""WebGPU's names of the types of bindings."""
+
+
+def kernel_text(spec: KernelSpec, group: int, features: Collection[str]) -> tuple[str, list[str]]:
+    """A kernel's preprocessed source and the types of its bindings.
+
+    Args:
+        group: Invocations of a workgroup.
+        features: Those of INT8_DOT and SUBGROUPS that it may use.
+    """
+    used = {"INT8_DOT": int(INT8_DOT in features), "SUBGROUPS": int(SUBGROUPS in features)}
+    text = preprocess(SOURCES.text(spec.file), {**used, **dict(spec.defines), "WG": group})
+    return text, bindings(text, spec.entry)
 
 
 def preprocess(text: str, defines: Mapping[str, int | str]) -> str:

@@ -8,7 +8,7 @@ The child's side is :mod:`bitnet.core.devices.isolated_child`.
 from __future__ import annotations
 
 import threading
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import replace
 from typing import Any
@@ -197,7 +197,7 @@ class IsolatedExecutable:
         tokens: npt.NDArray[np.int32] = self._ask("collect")
         return tokens
 
-    async def arrival(self) -> None:
+    async def arrival(self, progress: Callable[[int, int], None] | None = None) -> None:
         """Returns at once: :meth:`collect` waits for the device's process."""
 
     def logprobs(self) -> Logprobs:

@@ -94,6 +94,11 @@ class Plugin:
         with self._lock:
             self._report, self._crashes = without(report, crashed), crashed
 
+    def forget(self) -> None:
+        """Forget the result of :meth:`report`, as the devices may be others now."""
+        with self._lock:
+            self._report = None
+
     def trust(self) -> None:
         """Ignore earlier crashes: for the child that tests the backend."""
         self._crashes = {}

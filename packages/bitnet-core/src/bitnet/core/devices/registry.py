@@ -10,7 +10,7 @@ import importlib
 import logging
 import re
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, nullcontext, suppress
 from functools import cache, partial
 from importlib.metadata import EntryPoint
 from pathlib import Path
@@ -19,7 +19,7 @@ from bitnet.core.devices.fake import HINT, FakeBackend
 from bitnet.core.devices.options import open_options
 from bitnet.core.devices.plugin import BackendReport, Plugin, shadowed
 from bitnet.core.errors import DeviceUnavailableError, InvalidInputError
-from bitnet.core.hal import Device, DeviceInfo, OpenOptions, ProbeResult, ProbeStatus
+from bitnet.core.hal import AskingBackend, Device, DeviceInfo, OpenOptions, ProbeResult, ProbeStatus
 from bitnet.core.support import env, gpus, log, system
 from bitnet.core.support.entry_points import entry_points
 
@@ -111,6 +111,18 @@ def open_device(info: DeviceInfo, options: OpenOptions | None = None) -> Device:
     if plugin is None:
         raise DeviceUnavailableError(f"{info.name} is not available: {info.backend} is not installed.")
     return plugin.open(info, open_options() if options is None else options)
+
+
+async def request(device: object) -> None:
+    """Have each backend that must ask for its devices in a task do so, unless ``device`` names a CPU or is open."""
+    if not (device is None or isinstance(device, str)) or (device or "").startswith("cpu"):
+        return
+    for plugin in installed().values():
+        with suppress(DeviceUnavailableError):
+            backend = plugin.backend()
+            if isinstance(backend, AskingBackend):
+                await backend.request()
+                plugin.forget()
 
 
 def computing(info: DeviceInfo) -> Callable[[], AbstractContextManager[None]]:

@@ -152,7 +152,9 @@ class Generation(TokenSequence):
         return self._forbids_end != self._must_go_on
 
     def slot_contents(self, vocab_size: int) -> tuple[npt.NDArray[np.int32], F32]:
-        output = np.asarray(self.tokens[len(self._prompt) :], np.int64)
+        output = np.asarray(
+            self.tokens[len(self._prompt) :], np.intp
+        )  # bincount takes no more, and wasm32's has 32 bits
         marks = (IN_OUTPUT * np.bincount(output, minlength=vocab_size)).astype(np.int32)
         marks[list(self._prompt)] |= IN_PROMPT
         biases = np.zeros(vocab_size, np.float32)

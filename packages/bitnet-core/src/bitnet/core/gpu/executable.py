@@ -13,7 +13,7 @@ import numpy.typing as npt
 
 from bitnet.core.errors import UnsupportedProgramError
 from bitnet.core.gpu.context import Bucket, Context
-from bitnet.core.gpu.drivers.interface import Buffer, Driver, Fetching
+from bitnet.core.gpu.drivers.interface import Arriving, Buffer, Driver, Fetching
 from bitnet.core.gpu.lowering import Lowering
 from bitnet.core.gpu.ops import advance
 from bitnet.core.gpu.ops.logprobs import history
@@ -126,6 +126,10 @@ class GpuExecutable(CheckedExecutable):
             return passes
 
         return wait
+
+    async def arrival(self, progress: Callable[[int, int], None] | None = None) -> None:
+        if isinstance(self._driver, Arriving):
+            await self._driver.arrival(progress)
 
     def _fetch_later(self, buffer: Buffer, array: npt.NDArray[Any]) -> Callable[[], None]:
         """As :meth:`Fetching.fetch`, for drivers that cannot copy beside later work: it downloads when waited for."""

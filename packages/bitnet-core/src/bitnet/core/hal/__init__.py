@@ -1,6 +1,6 @@
 """The device contract: the interface that the engine uses and that backend packages implement."""
 
-from bitnet.core.hal.backend import HAL_API, Backend, OpenOptions
+from bitnet.core.hal.backend import HAL_API, AskingBackend, Backend, OpenOptions
 from bitnet.core.hal.device import Device, Executable, ExecutableStats, Logprobs, MemoryInfo, run
 from bitnet.core.hal.executable import Begun, CheckedExecutable, Passes
 from bitnet.core.hal.experts import ExpertMatmul, Route
@@ -85,6 +85,7 @@ __all__ = [
     "WINDOWS",
     "AddBias",
     "Adjustment",
+    "AskingBackend",
     "Attention",
     "Backend",
     "Begun",

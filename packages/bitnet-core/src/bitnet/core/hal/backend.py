@@ -72,3 +72,12 @@ class Backend(Protocol):
         claims this backend but names any other kernel does not verify.
         """
         ...
+
+
+@runtime_checkable
+class AskingBackend(Protocol):
+    """A backend that must ask for its devices in an event loop's task before it can probe, as in a browser."""
+
+    async def request(self) -> None:
+        """Ask. What is missing is in the result of the next :meth:`Backend.probe`."""
+        ...

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol, runtime_checkable
@@ -122,10 +123,13 @@ class Executable(Protocol):
         """
         ...
 
-    async def arrival(self) -> None:
+    async def arrival(self, progress: Callable[[int, int], None] | None = None) -> None:
         """Wait, in an event loop's task, until :meth:`collect` need not wait for the device.
 
         A device whose results can be waited for in a thread alone returns at once, and :meth:`collect` waits.
+
+        Args:
+            progress: Called with the kernels that are compiled and with all, after each that is waited for.
 
         Raises:
             DeviceLostError, OutOfMemoryError, DeviceError: The device failed; the executable is unusable.

@@ -101,7 +101,9 @@ class CheckedExecutable(ABC):
     def on_close(self) -> None:
         """Free the memory. Called once."""
 
-    async def arrival(self) -> None:  # noqa: B027  # most devices are waited for by collect
+    async def arrival(  # noqa: B027  # most devices are waited for by collect
+        self, progress: Callable[[int, int], None] | None = None
+    ) -> None:
         """Wait in a task; needed by devices whose results only an event loop brings."""
 
     def on_prepare(self, step: Step, count: int, stands_in: bool) -> None:  # noqa: B027  # most devices prepare nothing

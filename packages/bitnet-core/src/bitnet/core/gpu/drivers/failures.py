@@ -23,6 +23,6 @@ def binding_too_large(kernel: str, nbytes: int, largest: int, device: str) -> Ou
     )
 
 
-def lost(what: str, device: str, look: str = "the system's log") -> DeviceLostError:
-    """The error for a lost device; ``look`` names where the reason may be found."""
-    return DeviceLostError(what, device=device, hint=f"Restart the program; see {look}.")
+def lost(what: str, device: str, hint: str = "Restart the program; see the system's log.") -> DeviceLostError:
+    """The error for a lost device."""
+    return DeviceLostError(what, device=device, hint=hint)

@@ -129,6 +129,19 @@ class Fetching(Protocol):
 
 
 @runtime_checkable
+class Arriving(Protocol):
+    """A :class:`Fetching` driver whose copies arrive only while an event loop runs, as in a browser."""
+
+    async def arrival(self, progress: Callable[[int, int], None] | None = None) -> None:
+        """Wait for all kernels that are being compiled, and for all copies that have begun; raises DeviceError.
+
+        Args:
+            progress: As for :meth:`bitnet.core.hal.Executable.arrival`.
+        """
+        ...
+
+
+@runtime_checkable
 class Adopter(Protocol):
     """A driver whose device may read host memory in place, as integrated GPUs do."""
 
