@@ -13,9 +13,12 @@ from pathlib import Path
 from typing import Any
 
 from demo_model.problems import CATEGORIES, REFUSALS, draw_problems
+from demo_model.talk_problems import talk_problems
 
 FILE = Path(__file__).resolve().parent / "demo_model/evaluation.jsonl"
 PROBLEMS, SEED = 150, 20
+TALK_SHARE = 8
+"""Small talk has many kinds: one problem of each for so many of a category of arithmetic."""
 
 
 def lines(problems: int, seed: int) -> Iterator[str]:
@@ -28,6 +31,8 @@ def lines(problems: int, seed: int) -> Iterator[str]:
             if problem.answer is None:
                 right = {"contains": REFUSALS, "lacks": "="}
             yield json.dumps({"category": category.name, "question": problem.question, **right}, ensure_ascii=False)
+    for talk in talk_problems(-(-problems // TALK_SHARE), seed):
+        yield json.dumps(talk, ensure_ascii=False)
 
 
 def main() -> None:

@@ -10,15 +10,16 @@ from random import Random
 
 import pytest
 
-from demo_model import arithmetic, beyond, corpus, dialogues, facts, logic, smalltalk, stories, unknown, words
+from demo_model import arithmetic, beyond, corpus, dialogues, facts, letters, logic, smalltalk, stories, unknown, words
 from demo_model.corpus import Message
 from demo_model.held_out import COUNTRIES, PEOPLE, SUBJECTS, TASKS
 from demo_model.plots import PLOTS, Plot
 from demo_model.problems import frame, held_out, is_unseen, refuses
+from demo_model.talk_problems import UNSEEN_VALUES, UNSEEN_WORDS, is_unseen_talk, talk_problems
 from demo_model.template import fill, plural, with_article
 
 DOCUMENTS = 16_000
-TRAINED_ON = "32c92c8ce6a2b2dd5b407da3ac011c2204cc5095108ecb4ef6c671ee0fc0bc7a"
+TRAINED_ON = "8f370ce66ba4528186d5d28daeb5f737feedfad9ecc228d44e75c0848618f606"
 """Digest of the first documents of the text that the committed model was trained on."""
 
 KINDS = [
@@ -171,19 +172,31 @@ def test_sums_answer_what_was_asked() -> None:
             assert int(re.findall(r"-?\d+", answer)[-1]) == first - second, question
 
 
+def test_small_talk_of_the_evaluation_is_held_out(documents: list[list[Message]]) -> None:
+    """No question of the text has a phrasing of it, no puzzle one of its words, and nobody one of its names."""
+    held_out_questions = {frame(problem["messages"][-1]["content"]) for problem in talk_problems(40, 3)} - {""}
+    for question, answer in exchanges(documents):
+        assert not is_unseen_talk(question)
+        assert frame(question) not in held_out_questions
+        assert not {w.replace("-", "") for w in re.findall(r"\b[a-z](?:-[a-z])+\b", answer)} & UNSEEN_WORDS, answer
+        assert not set(re.findall(r"[A-Z]\w+", question)) & UNSEEN_VALUES, question
+
+
 def test_primes_letters_and_orders_are_right() -> None:
-    rng = Random(6)
+    rng, counted = Random(6), 0
     for _ in range(500):
         question, answer = arithmetic.prime(rng)
         number = int(re.findall(r"\d+", question)[0])
         assert answer.startswith("Yes") == (number > 1 and all(number % d for d in range(2, number)))
-        question, answer = words.letters(rng)
-        if match := re.fullmatch(r"([a-z-]+): ([a-z]) appears (no|\d+) times?\.", answer):
-            spelt = match[1].replace("-", "")
-            assert spelt in question
-            assert spelt.count(match[2]) == (0 if match[3] == "no" else int(match[3]))
+        question, answer = letters.puzzle(rng)
+        if match := re.fullmatch(r"([a-z()\d-]+): ([a-z]) appears (\d+) times?\.", answer):
+            spelt = re.sub(r"[^a-z]", "", match[1])
+            assert spelt in question.lower()
+            assert spelt.count(match[2]) == int(match[3])
+            counted += 1
         question, answer = logic.order(rng)
         assert set(re.findall(r"[A-Z]\w+", answer)) <= set(re.findall(r"[A-Z]\w+", question)) | {"Yes", "No"}
+    assert counted > 20
 
 
 @pytest.mark.parametrize("maker", KINDS, ids=lambda maker: f"{maker.__module__.rpartition('.')[2]}.{maker.__name__}")

@@ -2,13 +2,26 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator, Sequence
 from random import Random
 
-from demo_model import arithmetic, beyond, dialogues, facts, logic, smalltalk, stories, unknown, words
+from demo_model import (
+    arithmetic,
+    beyond,
+    dialogues,
+    everyday,
+    facts,
+    letters,
+    logic,
+    memory,
+    smalltalk,
+    stories,
+    unknown,
+    words,
+)
 from demo_model.arithmetic import Exchange
 from demo_model.lexicon import ANIMALS, COLOURS, FOODS, TRAITS, any_name, creature
-from demo_model.problems import held_out
 from demo_model.template import fill, read_data, with_article
 
 Message = tuple[str, str]
@@ -37,12 +50,14 @@ SUMS = _Chooser((arithmetic.KINDS, 4), (beyond.KINDS, 1.1))
 ANYTHING = _Chooser(
     (arithmetic.KINDS, 2.5),
     (beyond.KINDS, 1),
-    (logic.KINDS, 3),
-    (words.KINDS, 2.5),
-    (facts.KINDS, 2.5),
-    (smalltalk.KINDS, 2.5),
-    (unknown.KINDS, 2.5),
-    (dialogues.KINDS, 2.5),
+    (logic.KINDS, 2.8),
+    (words.KINDS, 2.2),
+    (letters.KINDS, 5),
+    (facts.KINDS, 2.4),
+    (smalltalk.KINDS, 2.4),
+    (everyday.KINDS, 4.5),
+    (unknown.KINDS, 4),
+    (dialogues.KINDS, 2),
 )
 
 # What a user tells, the reply, the question later, its answer, and the answer where it was never told.
@@ -63,15 +78,19 @@ SYSTEM = (
 def conversation(rng: Random) -> list[Message]:
     """One document: mostly a conversation of one or a few turns."""
     roll = rng.random()
-    if roll < 0.47:
+    if roll < 0.34:
         turns = [SUMS(rng) for _ in range(_length(rng, 8))]
-    elif roll < 0.74:
+    elif roll < 0.64:
         turns = [ANYTHING(rng) for _ in range(_length(rng, 6))]
-    elif roll < 0.9:
+    elif roll < 0.71:
+        turns = _puzzles(rng)
+    elif roll < 0.84:
         turns = _story_time(rng)
-    elif roll < 0.95:
-        turns = rng.choice((_remembered, _remembered, _continued, _again))(rng)
-    elif roll < 0.97:
+    elif roll < 0.96:
+        turns = rng.choice(
+            (_remembered, _remembered, _remembered, _remembered, memory.sums, memory.sums, memory.sums, _again)
+        )(rng)
+    elif roll < 0.975:
         return [("text", stories.tell(rng).text)]
     else:
         question, answer = ANYTHING(rng)
@@ -148,15 +167,34 @@ def _story_time(rng: Random) -> list[Exchange]:
 
 def _remembered(rng: Random) -> list[Exchange]:
     """The user tells something, and asks for it later; or asks for what was never told."""
+    statement, asked, never = memory.remembered(rng) if rng.random() < 0.7 else _remembered_once(rng)
+    between = [ANYTHING(rng) for _ in range(rng.choice((0, 0, 1, 1, 2, 3)))]
+    if rng.random() < 0.12:
+        return [*between, never]
+    return [statement, *between, asked]
+
+
+def _remembered_once(rng: Random) -> tuple[Exchange, Exchange, Exchange]:
+    """What is told, the question for it, and the same question where nothing was told."""
     animal, slots = rng.choice(ANIMALS), {"colour": rng.choice(COLOURS), "food": rng.choice(FOODS)}
     slots |= {"name": any_name(rng, strange=0.4), "friend": any_name(rng, strange=0.3), "animal": animal}
     slots |= {"age": str(rng.randint(5, 99)), "city": rng.choice(facts.CAPITALS)[1]}
     statement, replied, asked, answered, missing = rng.choice(REMEMBERED)
-    turns = [(fill(statement, rng, slots), fill(replied, rng, slots))]
-    turns += [ANYTHING(rng) for _ in range(rng.choice((0, 0, 1, 1, 2, 3)))]
-    if rng.random() < 0.12:
-        return [*turns[1:], (fill(asked, rng, slots), fill(missing, rng, slots))]
-    return [*turns, (fill(asked, rng, slots), fill(answered, rng, slots))]
+    question = fill(asked, rng, slots)
+    return (
+        (fill(statement, rng, slots), fill(replied, rng, slots)),
+        (question, fill(answered, rng, slots)),
+        (question, fill(missing, rng, slots)),
+    )
+
+
+def _puzzles(rng: Random) -> list[Exchange]:
+    """Letter puzzles about one word, and perhaps sums with the number that came out."""
+    turns = letters.several(rng)
+    number = re.search(r"(\d+)[^\d]*$", turns[-1][1])
+    if number and rng.random() < 0.4:
+        turns += memory.continued(rng, int(number[1]), rng.choice((1, 1, 2)))
+    return turns
 
 
 def _again(rng: Random) -> list[Exchange]:
@@ -168,24 +206,6 @@ def _again(rng: Random) -> list[Exchange]:
         more = "[[Another one|One more|Again|More|another one|Another][.|!|, please.|]|Do you know another one?]"
         answer = dialogues.riddle_answer(rng) if make is dialogues.riddle else make(rng)[1]
         turns.append((fill(more, rng), answer))
-    return turns
-
-
-def _continued(rng: Random) -> list[Exchange]:
-    """A sum, and then more sums with its result."""
-    a, b = arithmetic.a_pair(rng)
-    result = a + b
-    turns = [(f"What is {a} + {b}?", f"{a} + {b} = {result}.")]
-    for _ in range(rng.randint(1, 3)):
-        n = arithmetic.a_number(rng, rng.choice((1, 1, 2, 2, 3)))
-        plus = rng.random() < 0.5
-        if held_out(result, n):
-            continue
-        question = "[And plus|Plus|Add] {n}[?|.|]" if plus else "[And minus|Minus|Subtract] {n}[?|.|]"
-        before, result = result, result + n if plus else result - n
-        turns.append((fill(question, rng, {"n": n}), f"{before} {'+' if plus else '-'} {n} = {result}."))
-        if result < 0:
-            break
     return turns
 
 

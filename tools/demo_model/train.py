@@ -39,6 +39,10 @@ PROMPTS = (
     "Tell me a story about a brave fox.",
     "Write a dialogue between an owl and a robot.",
     "Who are you?",
+    "How many r's are in strawberry?",
+    "Write garden backwards.",
+    "Bonjour!",
+    "Best programming language?",
 )
 """What the model is asked at the end."""
 FIELDS = ("step", "tokens", "seconds", "learning_rate", "loss", *(category.name for category in CATEGORIES))

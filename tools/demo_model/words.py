@@ -1,4 +1,4 @@
-"""Questions about words: opposites, plurals, rhymes, letters, a few words of other languages."""
+"""Questions about words: opposites, plurals, rhymes, the alphabet, a few words of other languages."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from random import Random
 
 from demo_model.arithmetic import Exchange
 from demo_model.lexicon import ANIMALS, CLASSES, COLOURS, ROOMS
+from demo_model.puzzles import LETTERS
 from demo_model.template import capitalised, fill, read_data
 
 _DATA = read_data("words")
@@ -23,7 +24,6 @@ SPELLING = sorted(
         *ROOMS,
     }
 )
-LETTERS = "abcdefghijklmnopqrstuvwxyz"
 
 
 def opposite(rng: Random) -> Exchange:
@@ -77,34 +77,6 @@ def translation(rng: Random) -> Exchange:
         slots,
     )
     return question, f"In {LANGUAGES[i]}, {english} is '{others[i]}'."
-
-
-def letters(rng: Random) -> Exchange:
-    """Spelling, counting letters, first and last letters, backwards."""
-    word = rng.choice(SPELLING)
-    spelt = "-".join(word)
-    roll = rng.random()
-    if roll < 0.3:
-        return fill(
-            "[Spell {w}.|How do you spell {w}?|Can you spell {w}?|Spell the word {w}.]", rng, {"w": word}
-        ), f"{spelt}."
-    if roll < 0.5:
-        return fill(
-            "[Spell {w} backwards.|Write {w} backwards.|Reverse the word {w}.|What is {w} backwards?]", rng, {"w": word}
-        ), f"{spelt}, so backwards it is {word[::-1]}."
-    if roll < 0.65:
-        return fill("How many letters [are in|does] {w}?", rng, {"w": word}).replace(
-            f"does {word}", f"does {word} have"
-        ), (f"{spelt}: {len(word)} letters.")
-    if roll < 0.8:
-        first = rng.random() < 0.5
-        which = "first" if first else "last"
-        return f"What is the {which} letter of {word}?", f"The {which} letter of {word} is {word[0 if first else -1]}."
-    letter = rng.choice(word) if rng.random() < 0.7 else rng.choice(LETTERS)
-    count = word.count(letter)
-    times = {0: "no times", 1: "1 time"}.get(count, f"{count} times")
-    question = "How many [times does the letter {l} appear in {w}|{l}'s are in {w}|{l}s are there in {w}]?"
-    return fill(question, rng, {"l": letter, "w": word}), f"{spelt}: {letter} appears {times}."
 
 
 def alphabet(rng: Random) -> Exchange:
@@ -171,7 +143,6 @@ KINDS: tuple[tuple[Callable[[Random], Exchange], float], ...] = (
     (rhyme, 1.5),
     (synonym, 1.5),
     (translation, 2.5),
-    (letters, 4),
     (alphabet, 1.5),
     (listing, 1.5),
     (repeated, 1),

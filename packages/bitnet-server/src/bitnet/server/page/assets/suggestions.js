@@ -3,7 +3,7 @@
 const DEMO = [
   "What is the capital of France?",
   "What is 17 + 25?",
-  "Tom is taller than Anna. Anna is taller than Ben. Who is the tallest?",
+  "How many r's are in strawberry?",
   "Tell me a story about a fox.",
 ];
 const GENERAL = ["Why is the sky blue?", "Write a haiku about winter.", "Explain a hash table with an example in Python."];
