@@ -26,7 +26,7 @@ from typing import Any
 import numpy as np
 
 from bitnet.core.errors import BitNetError
-from bitnet.core.gguf import GGUFFile, TensorSource, write_gguf
+from bitnet.core.gguf import GGMLType, GGUFFile, TensorSource, write_gguf
 from bitnet.core.hal import Limits, SequenceStep, Step, StepLayout, run
 from bitnet.core.model.convert import TYPES, convert_model
 from bitnet.core.model.file import open_model
@@ -35,6 +35,7 @@ from bitnet.core.reference import ReferenceDevice
 from bitnet.core.text.words import byte_characters
 from golden_files import write_golden
 from golden_models import Array, GoldenModel
+from make_random_model import make_model
 from random_qwen35 import write_folder
 from random_shapes import PRESETS, HybridShape
 
@@ -42,6 +43,14 @@ TOKENS = 32
 VOCAB = 320
 SHAPE: dict[str, Any] = {"heads": 4, "kv_heads": 2, "head_dim": 64, "ffn": 512, "layers": 2, "vocab": VOCAB}
 FAMILIES = ("bitnet", "llama", "qwen2", "qwen3", "olmo", "minicpm")
+
+
+class SignedModel(GoldenModel):
+    """A model whose weights have no zeros, as Q1_0 needs it."""
+
+    def weights(self) -> dict[str, Array]:
+        made = super().weights()
+        return {name: np.where(a == 0, 1, a).astype(a.dtype) if a.dtype == np.int8 else a for name, a in made.items()}
 
 
 def models() -> Iterator[tuple[str, str, GoldenModel]]:
@@ -53,6 +62,9 @@ def models() -> Iterator[tuple[str, str, GoldenModel]]:
             yield family, "one", model
             yield family, "groups", replace(model, group=256)
     yield "bitnet-b1.58", "one", make(name="bitnet-peer", family="bitnet", activation="relu2")
+    for family in ("qwen3", "llama"):
+        signed = SignedModel(name=f"{family}-signed", family=family, activation="silu", group=128, **SHAPE)  # type: ignore[arg-type]
+        yield family, "groups, no zeros", signed
 
 
 def write(model: GoldenModel, architecture: str, path: Path) -> None:
@@ -149,6 +161,8 @@ def main() -> None:
     with TemporaryDirectory() as folder:
         source = hybrid(Path(folder) / "source")
         print(f"| `qwen35` | silu | groups | {' | '.join(cell(source, encoding, tokens) for encoding in TYPES)} |")
+        source = signed_hybrid(Path(folder) / "signed.gguf")
+        print(f"| `qwen35` | silu | groups, no zeros | {' | '.join(cell(source, t, tokens) for t in TYPES)} |")
 
 
 def hybrid(path: Path) -> Path:
@@ -156,6 +170,14 @@ def hybrid(path: Path) -> Path:
     shape = PRESETS["bonsai-27b-small"]
     assert isinstance(shape, HybridShape)
     write_folder(path, replace(shape, block=None, vocab=VOCAB), 0, "hf")
+    return path
+
+
+def signed_hybrid(path: Path) -> Path:
+    """A file of Qwen3.5's graph in Q1_0, its embedding and head among it."""
+    shape = PRESETS["bonsai-27b-small"]
+    assert isinstance(shape, HybridShape)
+    make_model(path, replace(shape, block=None, vocab=VOCAB, encoding=GGMLType.Q1_0))
     return path
 
 

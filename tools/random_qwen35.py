@@ -154,7 +154,8 @@ def _tensor(part: Part, rng: np.random.Generator, shape: HybridShape) -> TensorS
 
 
 def write_folder(path: Path, shape: HybridShape, seed: int, kind: Literal["hf", "mlx"]) -> None:
-    """Write a folder of floats (``hf``) or of 2-bit codes and scales (``mlx``), in groups of 128.
+    """Write a folder of floats (``hf``) or of codes and scales (``mlx``), in groups of 128; codes have 2 bits, or 1 bit
+    if the shape's encoding is Q1_0.
 
     Folders of Hugging Face's have no transforms, whatever ``shape`` says; those of MLX's have them if it says so.
     """
@@ -163,6 +164,7 @@ def write_folder(path: Path, shape: HybridShape, seed: int, kind: Literal["hf", 
     arrays: dict[str, tuple[str, npt.NDArray[Any]]] = {}
     drawn = signs(shape, seed)
     every = list(parts(shape))
+    bits = 1 if shape.encoding is GGMLType.Q1_0 else 2
     prefix = "language_model." if kind == "mlx" else ""
     for part, stream in zip(every, np.random.SeedSequence(seed).spawn(len(every)), strict=True):
         rng = np.random.default_rng(stream)
@@ -171,20 +173,20 @@ def write_folder(path: Path, shape: HybridShape, seed: int, kind: Literal["hf", 
             arrays[name] = ("F32", _folder_floats(part, rng, mlx=kind == "mlx"))
             continue
         n, k = part.shape
-        codes = rng.integers(0, 3, (n, k), np.uint8)
+        codes = rng.integers(0, 3 if bits == 2 else 2, (n, k), np.uint8)
         scales = ((1.5 / k) ** 0.5 * rng.uniform(0.5, 1.5, (n, k // 128))).astype(np.float16)
         if kind == "hf":
             arrays[name] = ("F16", (codes.astype(np.float16) - 1) * scales.repeat(128, axis=1))
             continue
-        words = codes.reshape(n, -1, 16).astype(np.uint32) << np.arange(0, 32, 2, dtype=np.uint32)
+        words = codes.reshape(n, -1, 32 // bits).astype(np.uint32) << np.arange(0, 32, bits, dtype=np.uint32)
         base = name.removesuffix(".weight")
         arrays[name] = ("U32", np.bitwise_or.reduce(words, axis=2))
-        arrays[f"{base}.scales"], arrays[f"{base}.biases"] = ("F16", scales), ("F16", -scales)
+        arrays[f"{base}.scales"], arrays[f"{base}.biases"] = ("F16", scales * (3 - bits)), ("F16", -scales)
         if shape.block:
             arrays[f"{base}.signs"] = ("F32", drawn[k].astype(np.float32))
     if kind == "mlx":
         config = {"model_type": "qwen3_5", "text_config": config}
-        config["quantization"] = {"bits": 2, "group_size": 128, "mode": "affine"}
+        config["quantization"] = {"bits": bits, "group_size": 128, "mode": "affine"}
         if shape.block:
             module = {"block": shape.block, "dtype": "float16"}
             config |= {

@@ -1,4 +1,4 @@
-"""Folders that MLX has quantised to 2 bits.
+"""Folders that MLX has quantised to 2 bits or 1.
 
 ``mlx_2bit.safetensors`` was written by MLX 0.32.4 (``mx.save_safetensors``): random ternary codes in groups of 32, 64
 and 128 columns, with scales of f32, f16 and bf16, and what ``mx.dequantize`` gives for them.
@@ -7,6 +7,7 @@ and 128 columns, with scales of f32, f16 and bf16, and what ``mx.dequantize`` gi
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,10 +17,13 @@ import pytest
 from bitnet.core.errors import ModelFileError
 from bitnet.core.gguf import unpack_ternary
 from bitnet.core.gguf.types import GGMLType
+from bitnet.core.hal import TernaryData, TernaryWeight
 from bitnet.core.model import ModelFile, mlx, open_model
 from bitnet.core.model.convert import convert_model
 from bitnet.core.model.hf_checkpoint import interleave
 from bitnet.core.model.safetensors import open_checkpoint
+from random_qwen35 import write_folder
+from random_shapes import PRESETS, HybridShape
 
 SAMPLES = Path(__file__).with_name("mlx_2bit.safetensors")
 OURS = {"q_proj": "attn_q", "k_proj": "attn_k", "v_proj": "attn_v", "o_proj": "attn_output"}
@@ -39,9 +43,9 @@ def test_what_mlx_wrote(name: str, tmp_path: Path) -> None:
     np.testing.assert_array_equal(values, tensors[f"{name}.values"].bytes().view("<f4").reshape(4, 256))
 
 
-def packed(codes: np.ndarray) -> np.ndarray:
-    """Sixteen codes in a word, the first in its lowest bits."""
-    fields = codes.astype(np.uint32).reshape(len(codes), -1, 16) << np.arange(0, 32, 2, dtype=np.uint32)
+def packed(codes: np.ndarray, bits: int = 2) -> np.ndarray:
+    """Sixteen codes in a word, or 32 of one bit, the first in its lowest bits."""
+    fields = codes.astype(np.uint32).reshape(len(codes), -1, 32 // bits) << np.arange(0, 32, bits, dtype=np.uint32)
     words: np.ndarray = np.bitwise_or.reduce(fields, axis=2)
     return words
 
@@ -63,6 +67,18 @@ def bonsai(folder: Callable[..., Any]) -> Any:
             f"{name}.biases": -scales,
         }
     return source
+
+
+@pytest.fixture
+def binary(bonsai: Any) -> Any:
+    """The same with codes of 1 bit, which stand for -1 and 1: the scale is twice what a weight of 1 is worth."""
+    bonsai.config["quantization"] = {"group_size": GROUP, "bits": 1}
+    for name, codes in bonsai.codes.items():
+        codes[codes == 0] = 1
+        bonsai.tensors[f"{name}.weight"] = packed(codes > 0, 1)
+        bonsai.tensors[f"{name}.scales"] = 2 * bonsai.units[name]
+        bonsai.tensors[f"{name}.biases"] = -bonsai.units[name]
+    return bonsai
 
 
 def converted(source: Any, **options: Any) -> ModelFile:
@@ -92,6 +108,37 @@ def test_a_folder(bonsai: Any) -> None:
     assert model.metadata["general.file_type"] == 41
     assert model.gguf.tensors["token_embd.weight"].type is GGMLType.Q2_0
     check(bonsai, model)
+
+
+def test_a_folder_of_one_bit(binary: Any) -> None:
+    check(binary, converted(binary))
+
+
+def test_a_hybrid_folder_of_one_bit_becomes_q1_0(tmp_path: Path) -> None:
+    """In the blocks that a file of the same weights has: a bit a weight, and a scale for 128 columns."""
+    shape = PRESETS["bonsai-27b-small"]
+    assert isinstance(shape, HybridShape)
+    write_folder(tmp_path / "folder", replace(shape, encoding=GGMLType.Q1_0), 0, "mlx")
+    convert_model(tmp_path / "folder", tmp_path / "one.gguf", dtype="q1_0")
+    convert_model(tmp_path / "folder", tmp_path / "two.gguf", dtype="pq2_0")
+    one, two = open_model(tmp_path / "one.gguf"), open_model(tmp_path / "two.gguf")
+    matrices = [name for name, weight in one.weights.items() if isinstance(weight, TernaryWeight)]
+    assert {one.gguf.tensors[f"{name}.weight"].type for name in matrices} == {GGMLType.Q1_0}
+    for name in matrices:
+        here, there = one.weights[name].load(), two.weights[name].load()
+        assert isinstance(here, TernaryData)
+        assert isinstance(there, TernaryData)
+        assert not (unpack_ternary(here.codes, one.weights[name].shape[1]) == 0).any()
+        np.testing.assert_array_equal(here.codes, there.codes)
+        np.testing.assert_array_equal(here.scale, there.scale)
+
+
+@pytest.mark.parametrize("factor", [1, 3])
+def test_one_bit_of_other_values_is_refused(binary: Any, tmp_path: Path, factor: int) -> None:
+    """With a bias of minus the scale, weights would be -1 and 0; with one of minus a third, -1 and 2."""
+    binary.tensors[f"{UP}.scales"][4] = factor * binary.units[UP][4]
+    with pytest.raises(ModelFileError, match="bias of columns 0 to 63 of row 4"):
+        convert_model(binary.write(), tmp_path / "out.gguf")
 
 
 def test_one_scale_for_all_fits_into_i2_s(bonsai: Any) -> None:
@@ -186,7 +233,7 @@ def test_a_missing_part(bonsai: Any, tmp_path: Path, part: str) -> None:
         convert_model(bonsai.write(), tmp_path / "out.gguf")
 
 
-@pytest.mark.parametrize("settings", [{"bits": 4}, {"bits": 2, "mode": "mxfp4"}, {"bits": "2"}])
+@pytest.mark.parametrize("settings", [{"bits": 4}, {"bits": True}, {"bits": 2, "mode": "mxfp4"}, {"bits": "2"}])
 def test_other_quantisations(bonsai: Any, tmp_path: Path, settings: dict[str, Any]) -> None:
     bonsai.config["quantization"] = {"group_size": 64} | settings
     with pytest.raises(ModelFileError, match="2 bits and affine"):

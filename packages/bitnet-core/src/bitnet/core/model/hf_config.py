@@ -237,8 +237,9 @@ class HFConfig:
         found = self._mapping("quantization_config")
         if self.is_mlx:
             found = self._mapping("quantization") or found
-            if found.get("bits") != 2 or found.get("mode", "affine") != "affine":
-                raise self.error("quantization", f"is {brief(found)}; ternary weights need 2 bits and affine mode.")
+            bits = found.get("bits")
+            if isinstance(bits, bool) or bits not in (1, 2) or found.get("mode", "affine") != "affine":
+                raise self.error("quantization", f"is {brief(found)}; weights need 1 or 2 bits and affine mode.")
             return {"linear_class": "autobitlinear", "quantization_mode": "offline"}
         if not found:
             if family.floats == "not ternary":

@@ -1,8 +1,9 @@
-"""Reads MLX's quantised matrices: 2-bit codes, with a scale and a bias for each group of columns.
+"""Reads MLX's quantised matrices: codes of 2 bits or 1, with a scale and a bias for each group of columns.
 
-A weight is ``scale * code + bias``. Sixteen codes are in a little-endian ``uint32``, the first in its lowest bits;
-scales and biases are ``[N, K / group]``. Source: ``mx.quantize`` and ``mx.dequantize`` in MLX's documentation; tested
-against what ``mx.dequantize`` makes of such tensors.
+A weight is ``scale * code + bias``. Sixteen codes of 2 bits, or 32 of 1 bit, are in a little-endian ``uint32``, the
+first in its lowest bits; scales and biases are ``[N, K / group]``. A code of 2 bits stands for -1, 0 or 1, so the bias
+is minus the scale; a code of 1 bit for -1 or 1, so the bias is minus half the scale. Source: ``mx.quantize`` and
+``mx.dequantize`` in MLX's documentation; tested against what ``mx.dequantize`` makes of tensors of 2 bits.
 """
 
 from __future__ import annotations
@@ -18,7 +19,8 @@ from bitnet.core.gguf.ternary import pack_codes, transcode
 from bitnet.core.hal import TernaryData, TernaryWeight
 from bitnet.core.model.safetensors import Stored
 
-BITS = 2
+BITS = {1: GGMLType.Q1_0, 2: GGMLType.Q2_0}
+"""Bits of a code, and the type whose codes are packed alike."""
 GROUPS = (32, 64, 128)
 """Numbers of columns that may share a scale in MLX."""
 FLOATS = {"F32": GGMLType.F32, "F16": GGMLType.F16, "BF16": GGMLType.BF16}
@@ -26,15 +28,18 @@ FLOATS = {"F32": GGMLType.F32, "F16": GGMLType.F16, "BF16": GGMLType.BF16}
 
 
 def ternary_matrix(words: Stored, scales: Stored | None, biases: Stored | None, columns: int) -> TernaryWeight:
-    """A ternary matrix ``[N, columns]``: in every group of columns, the bias is minus the scale, and no code is 3.
+    """A ternary matrix ``[N, columns]``: in every group of columns, the bias is minus the scale (half of it with codes
+    of 1 bit), and no code is 3.
 
     Raises:
-        ModelFileError: The tensors do not fit together, or do not have 2 bits. Groups that are not ternary, or whose
+        ModelFileError: The tensors do not fit together, or have other bits. Groups that are not ternary, or whose
             scale float16 cannot represent, are found when the matrix is loaded; that error names row and columns.
     """
-    if len(words.shape) != 2 or columns * BITS != words.shape[1] * 32:
-        bits = f"{words.shape[1] * 32 / columns:g} bits a weight" if len(words.shape) == 2 else "no matrix"
-        raise words.error(f"U32 {words.shape} is {bits}; ternary weights must be a matrix of {BITS} bits each.")
+    bits = words.shape[1] * 32 / columns if len(words.shape) == 2 else None
+    if bits not in BITS:
+        found = "no matrix" if bits is None else f"{bits:g} bits a weight"
+        raise words.error(f"U32 {words.shape} is {found}; ternary weights must be a matrix of 1 bit or 2 bits each.")
+    kind = BITS[int(bits)]
     if scales is None or biases is None:
         raise words.error("has no matching scales and biases.")
     groups = scales.shape[1] if len(scales.shape) == 2 else 0
@@ -46,8 +51,11 @@ def ternary_matrix(words: Stored, scales: Stored | None, biases: Stored | None, 
 
     def load() -> TernaryData:
         units, shifts = _floats(scales), _floats(biases)
-        data = words.bytes().reshape(words.shape[0], columns // 4)
-        packed = transcode((words.shape[0], columns), lambda a, b: pack_codes(_codes(words, data, units, shifts, a, b)))
+        if kind is GGMLType.Q1_0:
+            units /= 2
+        data = words.bytes().reshape(words.shape[0], -1)
+        shape = words.shape[0], columns
+        packed = transcode(shape, lambda a, b: pack_codes(_codes(words, kind, data, units, shifts, a, b)))
         with np.errstate(over="ignore"):  # scales that overflow are refused below
             halves = units.astype(np.float16)
         wrong = np.argwhere(halves != units)
@@ -70,24 +78,25 @@ def _floats(tensor: Stored) -> npt.NDArray[np.float32]:
 
 def _codes(
     words: Stored,
+    kind: GGMLType,
     data: npt.NDArray[np.uint8],
-    scales: npt.NDArray[np.float32],
+    units: npt.NDArray[np.float32],
     biases: npt.NDArray[np.float32],
     begin: int,
     end: int,
 ) -> npt.NDArray[np.uint8]:
-    """Codes (weight + 1) of some rows."""
-    codes = FORMATS[GGMLType.Q2_0].unpack(data[begin:end])
-    scale, bias = scales[begin:end], biases[begin:end]
-    group = codes.shape[1] // scale.shape[1]
-    grouped = codes.reshape(*scale.shape, group)
-    zero = (scale == 0) & (bias == 0) | (bias == 0) & (grouped == 0).all(axis=2)
+    """Codes (weight + 1) of some rows, whose weights of 1 are worth ``units``."""
+    codes = FORMATS[kind].unpack(data[begin:end])
+    unit, bias = units[begin:end], biases[begin:end]
+    group = codes.shape[1] // unit.shape[1]
+    grouped = codes.reshape(*unit.shape, group)
+    zero = (unit == 0) & (bias == 0) | (bias == 0) & (grouped == 0).all(axis=2)
     grouped[zero] = 1
-    wrong = np.argwhere((bias != -scale) & ~zero)
+    wrong = np.argwhere((bias != -unit) & ~zero)
     if wrong.size:
         row, at = map(int, wrong[0])
-        place = _place(begin + row, at, group)
-        raise _not_ternary(words, f"the bias of {place} is {bias[row, at]}, its scale {scale[row, at]}")
+        place, scale = _place(begin + row, at, group), unit[row, at] * (2 if kind is GGMLType.Q1_0 else 1)
+        raise _not_ternary(words, f"the bias of {place} is {bias[row, at]}, its scale {scale}")
     wrong = np.argwhere(grouped == 3)
     if wrong.size:
         row, at, column = map(int, wrong[0])
