@@ -73,7 +73,7 @@ def test_the_policy_reads_what_serve_knows() -> None:
                 metrics.setdefault(name, {})[replica] = value
         context: Any = SimpleNamespace(
             aggregated_metrics=metrics,
-            running_replicas=["a", "b"][: max(1, len(uses))] if uses or target else [],
+            running_replicas=["a", "b"][: len(uses)],
             total_queued_requests=queued,
             total_num_requests=requests,
             target_num_replicas=target,
@@ -86,3 +86,44 @@ def test_the_policy_reads_what_serve_knows() -> None:
     assert decide(1, 0, 0, {"a": IDLE}) == 0
     assert decide(1, 2, 0, {"a": IDLE}) == 1  # a request runs that no metric has yet
     assert decide(1, 0, 0, {"a": busy, "gone": busy}) == scaling.wanted(1, 3.0)
+    assert decide(0, 0, 0, {}) == 0
+    assert decide(0, 1, 1, {}) == 1  # it wakes
+    assert [decide(target, 0, 0, {}) for target in (1, 3)] == [1, 3]  # they start: none has been idle
+    assert decide(3, 1, 1, {}) == 3
+    assert decide(1, 12, 12, {}) == 3
+
+
+@pytest.mark.skipif(find_spec("ray") is None, reason="Ray is not installed (the group `ray`)")
+def test_idle_time_begins_when_a_replica_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Serve's own delays around the policy: a model that loads for longer than its idle time is not given up."""
+    from ray.serve import autoscaling_policy
+    from ray.serve.config import AutoscalingConfig
+
+    from bitnet.server.ray.policy import TokenPolicy
+
+    config = AutoscalingConfig(
+        min_replicas=0, max_replicas=4, upscale_delay_s=5, downscale_delay_s=60, downscale_to_zero_delay_s=300
+    )
+    decide = autoscaling_policy._apply_autoscaling_config(TokenPolicy(4))
+    target, running = 1, random.randrange(400, 2000)
+    state: dict[str, Any] = {}
+    stopped = None
+    now = [0.0]
+    monkeypatch.setattr(autoscaling_policy, "time", SimpleNamespace(time=lambda: now[0]))
+    while stopped is None and now[0] < running + 1000:
+        replicas = ["a"] if now[0] >= running else []
+        context: Any = SimpleNamespace(
+            aggregated_metrics={},
+            running_replicas=replicas,
+            current_num_replicas=len(replicas),
+            total_queued_requests=0.0,
+            total_num_requests=0.0,
+            target_num_replicas=target,
+            policy_state=state,
+            config=config,
+        )
+        target, state = decide(context)
+        stopped = now[0] if target == 0 else None
+        now[0] += 1.0
+    assert stopped is not None
+    assert running + 300 <= stopped <= running + 302

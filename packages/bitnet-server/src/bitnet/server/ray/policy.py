@@ -31,4 +31,7 @@ class TokenPolicy:
         need = scaling.needed(uses, context.total_queued_requests or 0.0, self._places)
         if need == 0 and context.total_num_requests > 0:  # metrics of replicas come late
             need = context.total_num_requests / self._places
-        return scaling.wanted(context.target_num_replicas, need), {}
+        target = context.target_num_replicas
+        found = scaling.wanted(target, need)
+        # While no replica runs, those that start have had no request to refuse: their idle time begins when they run.
+        return (found if context.running_replicas else max(found, target)), {}
