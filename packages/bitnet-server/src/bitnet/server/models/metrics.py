@@ -41,11 +41,17 @@ def _reading(loaded: Loaded, read: Callable[[Load], float]) -> float:
     return sum(read(one.model.load()) for one in loaded())
 
 
+def _kv_use(loaded: Loaded) -> float:
+    """Share of the KV cache's blocks that generations hold."""
+    loads: list[Load] = [one.model.load() for one in loaded()]
+    return sum(load.kv_used for load in loads) / max(1, sum(load.kv_blocks for load in loads))
+
+
 class Metrics:
     """One registry per server, so that a process may have several.
 
     Args:
-        loaded: Returns the loaded models; gauges are summed over them.
+        loaded: Returns the loaded models; gauges are summed over them, and the share of KV blocks is of all theirs.
     """
 
     def __init__(self, loaded: Loaded) -> None:
@@ -70,6 +76,8 @@ class Metrics:
         )
         for gauge, (meaning, read) in _GAUGES.items():
             Gauge(gauge, meaning, registry=registry).set_function(partial(_reading, loaded, read))
+        use = Gauge("bitnet_kv_use_ratio", "Share of the KV cache's blocks that generations hold", registry=registry)
+        use.set_function(partial(_kv_use, loaded))
 
     def count(self, completion: Completion) -> None:
         """Count a generation that has ended."""
