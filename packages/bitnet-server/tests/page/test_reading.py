@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Callable
 from typing import Any
 
@@ -39,6 +40,36 @@ def test_one_jumps_to_the_latest(page: Page, talk: Any) -> None:
     jump.click()
     expect(jump).to_be_hidden()
     assert page.locator(".scroller").evaluate("one => one.scrollHeight - one.scrollTop - one.clientHeight") < 2
+
+
+def test_a_long_conversation_opens_at_its_end_and_lays_out_what_is_seen(page: Page) -> None:
+    """Messages of any heights, of which most are out of sight and cost nothing until they are scrolled to."""
+    draw = random.Random(seed := random.randrange(2**32))
+    print("seed", seed)
+    sizes = [draw.choice((1, 5, 60)) for _ in range(200)]
+    messages = [
+        {"role": ("user", "assistant")[n % 2], "content": f"Message {n}. " + "word\n\n" * size}
+        for n, size in enumerate(sizes)
+    ]
+    head = {"id": "c1", "title": "Long", "named": True, "system": "", "updated": 1e12}
+    page.evaluate("async (one) => (await import('/assets/store.js')).saveAll([one])", {**head, "messages": messages})
+    page.reload()
+    page.get_by_role("link", name="Long").click()
+    expect(page.locator(".message")).to_have_count(200)
+    left = "(one) => one.scrollHeight - one.scrollTop - one.clientHeight"
+    page.wait_for_timeout(300)
+    assert page.locator(".scroller").evaluate(left) < 5
+    seen = """() => [...document.querySelectorAll('.message')].map((one) =>
+        one.querySelector('.place').checkVisibility({ contentVisibilityAuto: true }))"""
+    shown = page.evaluate(seen)
+    assert shown[-1]
+    assert sum(shown) < 60
+    page.locator(".message").nth(100).scroll_into_view_if_needed()
+    expect(page.get_by_text("Message 100.", exact=False).first).to_be_in_viewport()
+    assert page.evaluate(seen)[100]
+    page.get_by_role("button", name="Jump to the latest").click()
+    page.wait_for_timeout(300)
+    assert page.locator(".scroller").evaluate(left) < 5
 
 
 def test_keys(page: Page, talk: Any) -> None:
