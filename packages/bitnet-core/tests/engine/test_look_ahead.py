@@ -22,6 +22,7 @@ from bitnet.core.engine.worker import Worker
 from bitnet.core.errors import DeviceLostError
 from bitnet.core.hal import LOOK_AHEAD, NO_TOKEN, Executable, Program, Step, run
 from bitnet.core.reference import NUMPY_INFO, ReferenceDevice
+from bitnet.core.text.thinking import Marks, Thinking
 
 from .conftest import CONFIG
 from .test_constraint import Lazy
@@ -126,6 +127,39 @@ def test_every_stop_rule_holds(make_rig: MakeRig, monkeypatch: pytest.MonkeyPatc
             assert not any(stop in done.text for stop in given["stop"])
         ends.append(type(done.stop_reason))
     assert {str, int, type(None)} <= set(ends)
+    assert worker.load().kv_used == 0
+    worker.close()
+
+
+@pytest.mark.parametrize("ahead", [False, True])
+def test_thoughts_that_end_at_their_budgets_disturb_nobody(
+    make_rig: MakeRig, monkeypatch: pytest.MonkeyPatch, ahead: bool
+) -> None:
+    """Thoughts that end in the midst of others' bursts, against one request at a time that wants log-probabilities: its
+    steps end at the budget, and it takes the end mark token by token."""
+    monkeypatch.setattr(pacing, "BURST_SECONDS", 1e9)
+    seed = int(np.random.default_rng().integers(1 << 32))
+    print("seed", seed)
+    rng = np.random.default_rng(seed)
+    marks = Marks("<t>", "</t>")
+    thought = Thinking(marks, True, tuple(marks.end.encode()), None, {})
+    asked = []
+    for _ in range(24):
+        given = options_of(rng) if rng.random() < 0.5 else {"max_tokens": 40, "temperature": 1.0, "seed": 3}
+        asked.append((rng.integers(97, 123, 9).tolist(), {**given, "reasoning_budget": int(rng.integers(0, 40))}))
+    worker = Worker(make_rig(AheadDevice() if ahead else None).engine)
+    prepare = worker.engine.preparer.prepare
+    tickets = [worker.submit(*prepare(p, GenerationOptions(**given), 1, None, thought)) for p, given in asked]
+    dones: list[Any] = [[*ticket][-1].result for ticket in tickets]
+    alone = make_rig()
+    for done, (prompt, given) in zip(dones, asked, strict=True):
+        (one,) = alone.engine.preparer.prepare(prompt, GenerationOptions(**{**given, "logprobs": 1}), 1, None, thought)
+        alone.engine.add([one])
+        expected: Any = alone.finish()[one.number]
+        same = ("text", "reasoning", "reasoning_tokens", "tokens", "finish_reason", "stop_reason")
+        assert [getattr(done, name) for name in same] == [getattr(expected, name) for name in same], given
+        assert len(done.timings.token_times) == len(expected.timings.token_times)
+    assert any(0 < done.reasoning_tokens < len(done.tokens) for done in dones)
     assert worker.load().kv_used == 0
     worker.close()
 

@@ -369,9 +369,10 @@ class Engine:
             sequence.accept(drawn, seen, reported, len(item.draft))
             # Every token but the last was also fed to the model, and so was the last one of the previous burst.
             sequence.placement.computed += (len(drawn) if item.draft else len(tokens)) - 1 + fed
-            if plan.repeat > 1 and sequence.needs_logits and not sequence.finished:
-                # Its constraint has begun: what the device drew and draws after that is dropped.
-                sequence.placement.computed = len(sequence.tokens) - 1
+            if plan.repeat > 1 and (sequence.needs_logits or sequence.appended) and not sequence.finished:
+                # Its constraint has begun, or its thought was ended: what the device drew and draws after that is
+                # dropped.
+                sequence.placement.computed = len(sequence.tokens) - 1 - sequence.appended
                 self._gone_back.add(sequence)
             if item.draft:
                 self._scheduler.verified(item, len(drawn))

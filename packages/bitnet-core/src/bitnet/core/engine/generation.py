@@ -182,7 +182,15 @@ class Generation(TokenSequence):
         if self._is_watched and not self._can_go_back:
             return 1
         left = max(1, min(most, self._most) - self._generated)  # a step is needed, even if nothing is to be generated
-        return left if self._thought is None else min(left, self._thought.steps_left)
+        return left if self._thought is None or self._appends else min(left, self._thought.steps_left)
+
+    @property
+    def _appends(self) -> bool:
+        """Whether a thought is ended at its budget by adding the end mark, after dropping what came later; if not, the
+        device's steps end at the budget, and the mark's tokens are chosen one by one."""
+        unconstrained = self._constraint is None or self._lazy is not None
+        plain = self._options.logprobs is None and not self._changes_logits
+        return unconstrained and plain and self.placement.states is None
 
     @property
     def looks_up(self) -> bool:
@@ -192,7 +200,8 @@ class Generation(TokenSequence):
     def draft(self, most: int) -> Draft:
         if self._lookup is None or not self.looks_up or self._is_watched:
             return NO_DRAFT
-        return self._lookup.propose(min(most, self.steps_left - 1))
+        left = self.steps_left if self._thought is None else min(self.steps_left, self._thought.steps_left)
+        return self._lookup.propose(min(most, left - 1))
 
     @property
     def repeats(self) -> bool:
@@ -208,7 +217,8 @@ class Generation(TokenSequence):
         self, sampled: Sequence[int], logits: F32 | None, reported: Sequence[TokenLogprob] = (), drafted: int = 0
     ) -> None:
         now = self._clock() - self._submitted
-        self.held = False
+        self.held, self.appended = False, 0
+        appends = self._appends
         if self._of_prompt is not None and self._of_prompt.left and logits is not None:
             logits = self._of_prompt.take(logits)
             if not len(logits):
@@ -233,6 +243,10 @@ class Generation(TokenSequence):
             new = self._thought.without_stop(new, self._stop_tokens)
         if watched is not None:
             new = self._until_begun(watched, new)
+        elif self._thought is not None and appends:
+            ends = [i for i, token in enumerate(new) if token in self._stop_tokens]
+            count = self._thought.accept_some(new[: ends[0]] if ends else new)
+            new = new[:count] if self._thought.forced else new
         if not self._stop_tokens.isdisjoint(new):
             stop = next(i for i, token in enumerate(new) if token in self._stop_tokens)
             self._times.append(now)
@@ -248,8 +262,11 @@ class Generation(TokenSequence):
             self._counts.update(new)
         self._times += [now] * len(new)
         self.tokens += new
-        if self._thought is not None and watched is None and not self.finished:
-            self._follow(self._thought, new)
+        if self._thought is not None and not self.finished:
+            if appends:
+                self._end_thought(self._thought, room - len(new), now)
+            elif watched is None:
+                self._follow(self._thought, new)
         if drafted:
             self._drafted += drafted
             self._agreed += len(sampled) - 1
@@ -257,11 +274,25 @@ class Generation(TokenSequence):
                 self._predicted += drafted
                 self._agreed_predicted += len(sampled) - 1
 
+    def _end_thought(self, thought: ThoughtControl, room: int, now: float) -> None:
+        """Add the end mark, if the thought has reached its budget."""
+        mark = thought.take_forced(room)
+        if not mark:
+            return
+        thought.accept_some(mark)
+        self.tokens += mark
+        self.appended = len(mark)
+        self._times += [now] * len(mark)
+        if len(mark) == room:
+            self._end(self._at_most)
+
     def _until_begun(self, lazy: LazyConstraint, tokens: list[int]) -> list[int]:
         """The tokens up to the one with which the constraint begins: those after it were chosen without it."""
         begin = 0
         if self._thought is not None and self._in_thought and self._stop_tokens.isdisjoint(tokens):
-            begin = self._thought.accept_thought(tokens)
+            begin = self._thought.accept_some(tokens, thought_only=True)
+            if self._thought.forced:
+                return tokens[:begin]
         for count, token in enumerate(tokens[begin:], begin + 1):
             if token in self._stop_tokens:
                 break
@@ -270,7 +301,7 @@ class Generation(TokenSequence):
                 self._follow(self._thought, (token,))
             if not in_thought:
                 lazy.accept(token)
-            if self.finished or not lazy.waiting:
+            if self.finished or not lazy.waiting or (self._thought is not None and self._thought.forced):
                 return tokens[:count]
         return tokens
 

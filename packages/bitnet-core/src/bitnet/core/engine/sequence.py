@@ -25,6 +25,8 @@ class TokenSequence(ABC):
         placement: Its device and its part of the cache; belongs to the engine and its scheduler.
         finished: Whether it takes part in no more steps. Its last update may be yet to come.
         held: Whether it has logits, but not yet the tokens that it may choose.
+        appended: Number of its last tokens that it added of its own when it accepted a result. No device chose them,
+            and what the device has computed since does not follow them.
     """
 
     def __init__(self, number: int, tokens: Sequence[int]) -> None:
@@ -33,6 +35,7 @@ class TokenSequence(ABC):
         self.placement = Placement()
         self.finished = False
         self.held = False
+        self.appended = 0
 
     @property
     @abstractmethod

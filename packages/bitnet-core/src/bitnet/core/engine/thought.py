@@ -77,12 +77,27 @@ class ThoughtControl:
         self._without = self._constrained and not was_inside and not self._reader.inside
         self._check_budget()
 
-    def accept_thought(self, tokens: Sequence[int]) -> int:
-        """Within a thought, take in tokens up to the one that ends it; return how many those are."""
-        self._begun = True
-        count = self._reader.push_thought(tokens)
-        self._check_budget()
-        return count
+    def accept_some(self, tokens: Sequence[int], *, thought_only: bool = False) -> int:
+        """Take in tokens up to the one that reaches the budget; return how many those are.
+
+        Args:
+            thought_only: Whether to end with the thought, too; the tokens begin within it.
+        """
+        for count, token in enumerate(tokens, 1):
+            if self.over:
+                break
+            self._begun = True
+            self._reader.push((token,))
+            self._check_budget()
+            if self.forced or (thought_only and not self._reader.inside):
+                return count
+        return len(tokens)
+
+    def take_forced(self, most: int) -> list[int]:
+        """The tokens that must come next, ``most`` of them at most; none must come after them."""
+        taken = list(self.forced)[:most]
+        self.forced.clear()
+        return taken
 
     def _check_budget(self) -> None:
         if self._reader.inside and not self.forced and self._reader.tokens >= self._budget:

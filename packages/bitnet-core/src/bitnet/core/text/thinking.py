@@ -233,14 +233,6 @@ class ThoughtReader:
         pieces = [self._noted(token) for token in tokens]
         return Piece("".join(p.reasoning for p in pieces), "".join(p.text for p in pieces))
 
-    def push_thought(self, tokens: Sequence[int]) -> int:
-        """Take in tokens up to the one that ends the thought; return how many those are."""
-        for count, token in enumerate(tokens, 1):
-            self._noted(token)
-            if not self.inside:
-                return count
-        return len(tokens)
-
     def end(self) -> Piece:
         """What was held back. Call it after the last token."""
         reasoning, text = self._splitter.push(self._decoder.flush())
