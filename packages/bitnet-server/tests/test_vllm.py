@@ -115,3 +115,22 @@ def test_tokens_named_by_their_ids(demo: Any, path: str) -> None:
     logprobs = ask(demo, path, return_tokens_as_token_ids=True, **more)["choices"][0]["logprobs"]
     names = [entry["token"] for entry in logprobs["content"]] if "chat" in path else logprobs["tokens"]
     assert names == [f"token_id:{token}" for token in expected]
+
+
+def test_texts_and_conversations_as_tokens(demo: Any) -> None:
+    tokenizer, said = demo.model.tokenizer, "Once upon a time, naïve"
+    for add in (None, True, False):
+        body = {"prompt": said, "return_token_strs": True} | ({} if add is None else {"add_special_tokens": add})
+        found = demo.client.post("/tokenize", json=body).json()
+        expected = tokenizer.encode(said, add_special=add is not False)
+        assert (found["tokens"], found["count"], found["max_model_len"]) == (
+            expected,
+            len(expected),
+            demo.model.context,
+        )
+        assert found["token_strs"] == [tokenizer.token_bytes(i).decode("utf-8", "replace") for i in expected]
+    assert demo.client.post("/tokenize", json={"prompt": said}).json()["token_strs"] is None
+    asked = demo.client.post("/tokenize", json={"messages": ASKED["messages"]}).json()
+    assert asked["tokens"] == list(demo.model.chat_tokens(ASKED["messages"]))
+    back = demo.client.post("/detokenize", json={"tokens": tokenizer.encode(said, add_special=False)}).json()
+    assert back["prompt"] == back["content"] == said

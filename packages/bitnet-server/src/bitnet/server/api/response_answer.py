@@ -235,7 +235,7 @@ class ResponseAnswer:
         """The response before anything of it has been computed; it is stored."""
         response = self._response | {"status": "in_progress", "output": []}
         self._store(response, (), new=True)
-        return response
+        return response | {"status": "queued"}
 
     def stopped(self, error: RequestError) -> None:
         """Store that it failed in the background."""

@@ -1,4 +1,4 @@
-"""``/tokenize``, ``/detokenize`` and ``/apply-template``, as in llama.cpp's server."""
+"""``/tokenize`` and ``/detokenize``, as in the servers of llama.cpp and vLLM, and llama.cpp's ``/apply-template``."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from bitnet.core.errors import InvalidInputError
 from bitnet.server.chat.messages import openai_messages
 from bitnet.server.chat.prompt import ChatPrompt
 from bitnet.server.chat.rendering import as_template_reads
-from bitnet.server.chat.tools import openai_tools
+from bitnet.server.chat.tools import Tools, openai_tools
 from bitnet.server.models.service import Service
 from bitnet.server.request.bounded_json import MAX_ITEMS
 from bitnet.server.request.call import Call
@@ -17,14 +17,33 @@ from bitnet.server.request.fields import Fields
 
 
 async def tokenize(service: Service, call: Call, fields: Fields) -> None:
-    name = "content" if "content" in fields else "prompt"  # llama.cpp's name, vLLM's name
-    fields.require(name)
-    text = fields.text(name) or ""
-    add, parse, pieces = fields.flag("add_special"), fields.flag("parse_special", True), fields.flag("with_pieces")
+    """llama.cpp's clients send ``content``, vLLM's ``prompt`` or ``messages``."""
     tokenizer = service.model.tokenizer
-    ids = await service.shared.in_thread(lambda: service.text_tokens(text, add_special=add, parse_special=parse))
+    if "content" not in fields and "messages" in fields:
+        ids = await _conversation_tokens(service, call, fields)
+    else:
+        name = "content" if "content" in fields else "prompt"
+        fields.require(name)
+        text, parse = fields.text(name) or "", fields.flag("parse_special", True)
+        add = fields.flag("add_special") if name == "content" else fields.flag("add_special_tokens", True)
+        ids = await service.shared.in_thread(lambda: service.text_tokens(text, add_special=add, parse_special=parse))
+    pieces = fields.flag("with_pieces")
     tokens: list[Any] = [{"id": i, "piece": _piece(tokenizer.token_bytes(i))} for i in ids] if pieces else ids
-    await call.reply({"tokens": tokens, "count": len(ids), "max_model_len": service.model.context})
+    named = fields.flag("return_token_strs")
+    strings = [tokenizer.token_bytes(i).decode("utf-8", "replace") for i in ids] if named else None
+    counts = {"count": len(ids), "max_model_len": service.model.context}
+    await call.reply({"tokens": tokens, **counts, "token_strs": strings})
+
+
+async def _conversation_tokens(service: Service, call: Call, fields: Fields) -> list[int]:
+    """The tokens of a conversation's prompt."""
+
+    def asked() -> tuple[list[dict[str, Any]], Tools | None, ChatPrompt]:
+        given = openai_messages(fields)
+        return given, openai_tools(fields), ChatPrompt.read(fields, given)
+
+    messages, tools, how = await call.read(asked)
+    return await service.shared.in_thread(lambda: service.chat_tokens(messages, tools, how))
 
 
 def _piece(data: bytes) -> str | list[int]:
@@ -42,7 +61,7 @@ async def detokenize(service: Service, call: Call, fields: Fields) -> None:
         text = await service.shared.in_thread(lambda: service.model.tokenizer.decode(tokens, skip_special=False))
     except InvalidInputError as error:
         raise wrong("tokens", f"cannot be decoded: {error}") from None
-    await call.reply({"content": text})
+    await call.reply({"content": text, "prompt": text})  # llama.cpp's name, vLLM's name
 
 
 async def apply_template(service: Service, call: Call, fields: Fields) -> None:
