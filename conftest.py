@@ -73,6 +73,7 @@ RECORD_SECONDS = "BITNET_RECORD_SECONDS"
 ALL = "nightly or not nightly"
 """What ``-m`` selects every test with."""
 OPENCL = ("packages/bitnet-opencl", "kernels/opencl")
+TOOLS = ("tools", "tests/tools", "kernels/opencl", "pyproject.toml", "tox.toml", ":(glob)packages/*")
 LONG: Mapping[str, tuple[str, ...]] = {
     "packages/bitnet-cuda/": ("packages/bitnet-cuda", "kernels/cuda"),
     "packages/bitnet-opencl/": OPENCL,
@@ -90,7 +91,10 @@ LONG: Mapping[str, tuple[str, ...]] = {
     "tests/packaging/test_distributions.py": (*BUILDS, "kernels"),
     "tests/packaging/test_install.py": (*BUILDS, "kernels", "packages/bitnet-vulkan"),
     "tests/packaging/test_old_wheels.py": BUILDS,
-    "tests/tools/": ("tools", "tests/tools", "kernels/opencl"),
+    "tests/tools/": TOOLS,
+    "tests/tools/test_opencl_family.py": (*TOOLS, "packages/bitnet-opencl/src"),
+    "tests/tools/test_layers.py": ("tools", "packages/bitnet-core/src", "packages/bitnet-server/src"),
+    "tests/tools/test_mutants.py": ("tools", "tests", "packages"),
     CORE + "cpu/": ("kernels/cpu", CORE + "cpu"),
     CORE + "testing/": (),
     CORE + "runtime/test_crashes.py": (),

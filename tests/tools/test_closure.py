@@ -75,7 +75,8 @@ def observed(test: Path, folder: Path) -> tuple[set[Path], set[Path]]:
 
 def unknown(read: Iterable[Path], test: Path, closure: Closure, declared: Iterable[str]) -> list[str]:
     """What a test reads or lists of the repository's files without standing on it."""
-    paths = {*closure.reads(test), *declared, test.parent.relative_to(ROOT).as_posix()}
+    named = (path.removeprefix(":(glob)") for path in declared)  # of git's pathspecs
+    paths = {*closure.reads(test), *named, test.parent.relative_to(ROOT).as_posix()}
     tracked = set(git("ls-files").splitlines())
     tracked |= {parent.as_posix() for name in tracked for parent in PurePosixPath(name).parents}
     others = {*read} - closure.stands_on(test) - ALWAYS

@@ -170,7 +170,7 @@ def test_snapshots_are_bounded(size: int) -> None:
     held: list[int] = []
     recent: list[bytes] = []
     for step in range(10_000):
-        spared = next(iter(pool._snapshots)) if pool.snapshots and pool.free + pool.snapshots > 2 else None
+        spared = next(iter(pool._snapshots)) if pool.snapshots and len(pool._free) + pool.snapshots > 2 else None
         pool.next_step(
             [] if spared is None else [pool._snapshots[spared]]
         )  # the one that would go next is yet to be read

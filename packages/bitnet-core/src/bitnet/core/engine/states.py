@@ -34,11 +34,6 @@ class StatePool:
         return self.size // 2
 
     @property
-    def free(self) -> int:
-        """Number of entries that hold nothing."""
-        return len(self._free)
-
-    @property
     def snapshots(self) -> int:
         return len(self._snapshots)
 
