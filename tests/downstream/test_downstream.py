@@ -15,22 +15,29 @@ from pathlib import Path
 import pytest
 
 SAMPLE = Path(__file__).parent / "sample"
+DOCS = Path(__file__).resolve().parents[2] / "docs"
+GUIDE, PARTS = DOCS / "outside-the-tree.md", DOCS / "adding-a-backend.md"
 Run = Callable[..., "subprocess.CompletedProcess[str]"]
 
 
-@pytest.fixture(scope="module")
-def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with nothing but the sample's installed distribution, built from a copy of its source."""
-    folder = tmp_path_factory.mktemp("downstream")
-    shutil.copytree(SAMPLE, folder / "sample")
+def install(folder: Path, source: str) -> Path:
+    """A folder with nothing but a distribution built from a folder's source."""
     uv = os.environ.get("UV") or shutil.which("uv")
     assert uv, "uv is not on the PATH"
-    command = [uv, "pip", "install", "--python", sys.executable, "--target", "site", "--no-deps", "./sample"]
+    command = [uv, "pip", "install", "--python", sys.executable, "--target", "site", "--no-deps", f"./{source}"]
     built = subprocess.run(
         [*command, "--no-build-isolation", "--no-sources"], cwd=folder, capture_output=True, text=True, check=False
     )
     assert built.returncode == 0, built.stderr
     return folder / "site"
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The sample, built from a copy of its source."""
+    folder = tmp_path_factory.mktemp("downstream")
+    shutil.copytree(SAMPLE, folder / "sample")
+    return install(folder, "sample")
 
 
 @pytest.fixture
@@ -147,3 +154,41 @@ def test_it_type_checks_against_what_is_installed(run: Run, site: Path, tmp_path
     (tmp_path / "user.py").write_text(USER)
     shutil.copytree(site / "bitnet_sample", tmp_path / "bitnet_sample")
     run(sys.executable, "-m", "mypy", "--strict", f"--cache-dir={tmp_path / 'mypy'}", "user.py", "bitnet_sample")
+
+
+NAMES = {"bitnet.toy": "bitnet_mine", '"toy"': '"mine"', "ToyDriver": "MineDriver"}
+PLACES = {"packages/bitnet-toy/src/bitnet/toy/": "src/bitnet_mine/", "kernels/toy/": "src/bitnet_mine/kernels/"}
+"""What the guide's table renames, and where."""
+
+
+def renamed(text: str, names: dict[str, str]) -> str:
+    for there, here in names.items():
+        text = text.replace(there, here)
+    return text
+
+
+def follow(guide: str, package: Path) -> None:
+    """Write the package that the guide describes: its own blocks, and those of the toy under the guide's names."""
+    block = re.compile(r'^```\w+ title="([^"]+)"\n(.*?)^```$', re.MULTILINE | re.DOTALL)
+    toy = block.findall(PARTS.read_text(encoding="utf-8"))
+    files = {renamed(path, PLACES): renamed(text, NAMES) for path, text in toy}
+    files |= dict(block.findall(guide.partition("## A command")[0]))
+    for path, text in {"src/bitnet_mine/__init__.py": "", **files}.items():
+        (package / path).parent.mkdir(parents=True, exist_ok=True)
+        (package / path).write_text(text, encoding="utf-8")
+
+
+def test_the_guide_leads_to_a_backend(run: Run, tmp_path: Path) -> None:
+    guide = GUIDE.read_text(encoding="utf-8")
+    for there, here in (PLACES | NAMES).items():
+        assert re.search(rf"^\| `{re.escape(there)}`[^|]*\| `{re.escape(here)}` \|$", guide, re.MULTILINE)
+    follow(guide, tmp_path / "mine")
+    path = str(install(tmp_path, "mine"))
+    listed = json.loads(run(BITNET, "devices", "--json", PYTHONPATH=path).stdout)
+    (found,) = [backend for backend in listed["backends"] if backend["name"] == "mine"]
+    assert (found["distribution"], found["status"]) == ("bitnet-mine", "ok")
+    assert found["devices"][0]["proof"]["passed"] is True
+    assert "42" in run(BITNET, "run", "--device", "mine:0", "What is 17 + 25?", PYTHONPATH=path).stdout
+    suite = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "mine/tests", "-k", "test_embed"]
+    said = run(*suite, PYTHONPATH=path, BITNET_CONFORMANCE="small", BITNET_REQUIRE_DEVICES="mine:0").stdout
+    assert re.search(r"\d+ passed", said), said
