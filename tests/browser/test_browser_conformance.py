@@ -1,4 +1,4 @@
-"""Parts of the conformance suite at its small size on a browser's WebGPU, run by Pyodide: each part in a page of its own."""
+"""Parts of the conformance suite at its small size on a browser's WebGPU, run by Pyodide: each in a page of its own."""
 
 from __future__ import annotations
 
@@ -10,7 +10,8 @@ import pytest
 pytestmark = pytest.mark.nightly  # SwiftShader compiles each kernel for seconds
 
 PARTS = ["ProbeTests", "NormTests", "RowwiseTests", "TransformTests"]
-"""Parts that pass on SwiftShader in a minute or so each. PenaltyTests fails, why is not found out; others were not run to their end."""
+"""Parts that pass on SwiftShader in a minute or so each. PenaltyTests fails, why is not found out; others were not run to
+their end."""
 RUN = """
 import json, os
 from pathlib import Path
