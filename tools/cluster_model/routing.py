@@ -7,7 +7,7 @@ import random
 from collections.abc import Callable, Sequence
 from hashlib import blake2b
 
-from bitnet.server.ray.scoring import BETA, Candidate, Loads, rank
+from bitnet.server.ray.scoring import BETA, Candidate, Loads, matched_tokens, rank
 from bitnet.server.ray.work import EXPECTED_TOKENS
 from cluster_model.replica import Replica, Speed
 from cluster_model.traces import BLOCK, Turn
@@ -49,9 +49,12 @@ class Router:
         return replicas[points[at][1]]
 
     def by_prefix(self, replicas: Sequence[Replica], key: int, turn: Turn) -> Replica:
-        candidates = [Candidate(one.name, one.known, self.loads.of(one.name)) for one in replicas]
+        candidates = [
+            Candidate(one.name, matched_tokens(turn.blocks, one.known, BLOCK), self.loads.of(one.name))
+            for one in replicas
+        ]
         full = self._places * self.loads.typical
-        choices = rank(candidates, turn.blocks, turn.prompt, BLOCK, full_load=full, beta=BETA, draw=self._rng.random)
+        choices = rank(candidates, turn.prompt, full_load=full, beta=BETA, draw=self._rng.random)
         by_name = {one.name: one for one in replicas}
         return by_name[choices[0].name]
 

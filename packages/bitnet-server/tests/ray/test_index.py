@@ -25,18 +25,22 @@ def test_a_mirror_knows_what_replicas_hold_and_how_old_that_is() -> None:
     summary.update([1, 2])
     assert publish(index, "a", summary, 0) == 1
     mirror.update(asyncio.run(index.poll(mirror.versions())))
-    assert mirror.hashes("a", 1.0) == {1, 2}
-    assert mirror.hashes("b", 1.0) is None
+    assert mirror.knows("a", 1.0)
+    assert mirror.holders.leading([1, 2, 3]) == {"a": 2}
+    assert not mirror.knows("b", 1.0)
     assert mirror.states("engine") == [state("a")]
     assert mirror.states("other") == []
     now[0] = 1.5
-    assert mirror.hashes("a", 1.0) is None
+    assert not mirror.knows("a", 1.0)
     mirror.update(asyncio.run(index.poll(mirror.versions())))  # the index is there, and the replica silent
-    assert mirror.hashes("a", 1.0) is None
+    assert not mirror.knows("a", 1.0)
     summary.update([2, 3])
     assert publish(index, "a", summary, 1) == 2
     mirror.update(asyncio.run(index.poll(mirror.versions())))
-    assert mirror.hashes("a", 1.0) == {2, 3}
+    assert mirror.knows("a", 1.0)
+    assert (mirror.holders.leading([2, 3]), mirror.holders.leading([1])) == ({"a": 2}, {})
+    mirror.update({})
+    assert mirror.holders.leading([2, 3]) == {}
 
 
 def test_a_restarted_index_asks_for_everything() -> None:
@@ -51,7 +55,8 @@ def test_a_restarted_index_asks_for_everything() -> None:
     assert known == 0  # it refuses a change from a version that it does not have
     assert publish(index, "a", summary, known) == summary.version
     mirror.update(asyncio.run(index.poll(mirror.versions())))
-    assert mirror.hashes("a", 1.0) == {7}
+    assert mirror.holders.leading([7]) == {"a": 1}
+    assert mirror.holders._sets.keys() == {7}
 
 
 def test_a_silent_replica_is_forgotten() -> None:

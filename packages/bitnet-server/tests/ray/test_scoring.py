@@ -19,46 +19,44 @@ def test_only_an_unbroken_beginning_matches() -> None:
 
 
 def test_the_score_is_the_share_of_the_prompt_less_the_relative_load() -> None:
-    prompt = list(range(10))
-    candidates = [Candidate("a", {*range(8)}, 300.0), Candidate("b", set(), 100.0)]
-    first, second = rank(candidates, prompt, 160, BLOCK, full_load=500)
+    candidates = [Candidate("a", 8 * BLOCK, 300.0), Candidate("b", 0, 100.0)]
+    first, second = rank(candidates, 160, full_load=500)
     assert (first.name, first.matched, first.score) == ("a", 128, 128 / 160 - (300 - 100) / 500)
     assert (second.name, second.matched, second.score) == ("b", 0, 0.0)
-    first, second = rank(candidates, prompt, 160, BLOCK, full_load=100)
+    first, second = rank(candidates, 160, full_load=100)
     assert (first.name, second.name, second.score) == ("b", "a", 128 / 160 - (300 - 100) / 200)
-    assert rank(candidates, prompt, 160, BLOCK, full_load=500, beta=3.0)[0].name == "b"
+    assert rank(candidates, 160, full_load=500, beta=3.0)[0].name == "b"
 
 
 def test_a_conversation_stays_where_its_prefix_is_until_that_replica_has_much_more_to_do() -> None:
-    prompt = list(range(20))
     for load, best in ((0, "a"), (320, "a"), (5000, "b")):
-        candidates = [Candidate("a", set(prompt), load), Candidate("b", set(), 0), Candidate("c", set(), 0)]
-        assert (rank(candidates, prompt, 330, BLOCK, full_load=400)[0].name == "a") == (best == "a")
+        candidates = [Candidate("a", 20 * BLOCK, load), Candidate("b", 0, 0), Candidate("c", 0, 0)]
+        assert (rank(candidates, 330, full_load=400)[0].name == "a") == (best == "a")
 
 
 def test_a_replica_whose_cache_is_unknown_counts_as_empty_beside_known_ones() -> None:
-    candidates = [Candidate("a", None, 0.0), Candidate("b", {1}, 0.0)]
-    assert [c.name for c in rank(candidates, [1], 20, BLOCK, full_load=400)] == ["b", "a"]
+    candidates = [Candidate("a", None, 0.0), Candidate("b", BLOCK, 0.0)]
+    assert [c.name for c in rank(candidates, 20, full_load=400)] == ["b", "a"]
 
 
 def test_equal_replicas_are_taken_equally_often() -> None:
-    candidates = [Candidate(name, set(), 0.0) for name in "abc"]
-    count = Counter(rank(candidates, [1], 20, BLOCK, full_load=400)[0].name for _ in range(3000))
+    candidates = [Candidate(name, 0, 0.0) for name in "abc"]
+    count = Counter(rank(candidates, 20, full_load=400)[0].name for _ in range(3000))
     assert min(count.values()) > 850
 
 
 def test_without_an_index_it_is_the_less_loaded_of_two() -> None:
     candidates = [Candidate(name, None, load) for name, load in zip("abcd", (0.0, 1.0, 2.0, 3.0), strict=True)]
-    count = Counter(rank(candidates, [1], 20, BLOCK, full_load=400)[0].name for _ in range(6000))
+    count = Counter(rank(candidates, 20, full_load=400)[0].name for _ in range(6000))
     # of the six pairs, a is in three, b is the less loaded of two others, c of one, and d of none
     assert count["d"] == 0
     for name, share in (("a", 3 / 6), ("b", 2 / 6), ("c", 1 / 6)):
         assert abs(count[name] / 6000 - share) < 0.04
-    assert len(rank(candidates, [1], 20, BLOCK, full_load=400)) == 4
+    assert len(rank(candidates, 20, full_load=400)) == 4
 
 
 def test_there_may_be_no_replica() -> None:
-    assert rank([], [1], 20, BLOCK, full_load=400) == []
+    assert rank([], 20, full_load=400) == []
 
 
 def test_loads_are_those_of_the_requests_under_way() -> None:
@@ -89,14 +87,17 @@ def test_a_request_that_was_chosen_for_a_replica_counts_until_it_runs_or_is_forg
 def test_a_prompt_is_assumed_to_be_cached_until_the_replica_has_had_time_to_say_so() -> None:
     assumed = Assumed()
     assumed.begin("r1", "a", [1, 2])
-    assert assumed.of("a", 1e9) == {1, 2}
-    assert assumed.of("b", 0.0) == set()
-    assumed.end("r1", 10.0)
-    assert assumed.of("a", 10.0 + STALE_SECONDS) == {1, 2}
-    assert assumed.of("a", 10.1 + STALE_SECONDS) == set()
-    assumed.begin("r2", "a", [3])
-    assumed.keep({"b"})
-    assert assumed.of("a", 0.0) == set()
+    assumed.begin("r2", "a", [1, 2, 3])
+    assert assumed.leading([1, 2, 3, 4], 1e9) == {"a": 3}
+    assert assumed.leading([2], 0.0) == {"a": 1}
+    assumed.end("r2", 10.0)
+    assert assumed.leading([1, 2, 3], 10.0 + STALE_SECONDS) == {"a": 3}
+    assert assumed.leading([1, 2, 3], 10.1 + STALE_SECONDS) == {"a": 2}  # of the request that still runs
+    assumed.begin("r1", "b", [1])  # it was rejected by the first
+    assert assumed.leading([1, 2], 20.0) == {"b": 1}
+    assumed.keep({"a"})
+    assert assumed.leading([1], 20.0) == {}
+    assert not assumed._counts
 
 
 class Replica:
@@ -119,8 +120,10 @@ class Replica:
 
 
 def chosen(replicas: dict[str, Replica], loads: Loads, prompt: list[int], tokens: int) -> str:
-    candidates = [Candidate(name, set(r.blocks), loads.of(name)) for name, r in replicas.items()]
-    return rank(candidates, prompt, tokens, BLOCK, full_load=8 * loads.typical)[0].name
+    candidates = [
+        Candidate(name, matched_tokens(prompt, r.blocks, BLOCK), loads.of(name)) for name, r in replicas.items()
+    ]
+    return rank(candidates, tokens, full_load=8 * loads.typical)[0].name
 
 
 @pytest.mark.parametrize("seed", range(5))

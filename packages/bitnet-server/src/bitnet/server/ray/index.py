@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
+from bitnet.server.ray.holders import Holders
 from bitnet.server.ray.summary import Change, Summary
 from bitnet.server.ray.work import State
 
@@ -64,10 +65,15 @@ class Index:
 
 
 class Mirror:
-    """A copy of the index, with the age of each replica's part."""
+    """A copy of the index, with the age of each replica's part.
+
+    Attributes:
+        holders: Which replicas hold which blocks.
+    """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
+        self.holders = Holders()
         self._summaries: dict[str, Summary] = {}
         self._seen: dict[str, float] = {}
         self._states: list[State] = []
@@ -81,18 +87,26 @@ class Mirror:
 
     def update(self, updates: Mapping[str, Update]) -> None:
         """Take over an answer of :meth:`Index.poll`."""
-        self._summaries = {replica: self._summaries.get(replica, Summary()) for replica in updates}
+        for replica in self._summaries.keys() - updates.keys():
+            self.holders.remove(replica, self._summaries.pop(replica).hashes)
         for replica, one in updates.items():
-            if not self._summaries[replica].apply(one.change):
+            summary = self._summaries.setdefault(replica, Summary())
+            before = summary.hashes
+            if not summary.apply(one.change):
                 self._summaries[replica] = Summary()  # the next answer has all
+                self.holders.remove(replica, before)
+            elif one.change.base is None:
+                self.holders.remove(replica, before - summary.hashes)
+                self.holders.add(replica, summary.hashes)
+            else:
+                self.holders.remove(replica, one.change.removed)
+                self.holders.add(replica, one.change.added)
         self._seen = {replica: self._clock() - one.age for replica, one in updates.items()}
         self._states = [one.state for one in updates.values()]
 
-    def hashes(self, replica: str, seconds: float) -> set[int] | None:
-        """What a replica holds; None: it is not known, or its last message is older than this."""
-        if replica not in self._seen or self._clock() - self._seen[replica] > seconds:
-            return None
-        return self._summaries[replica].hashes
+    def knows(self, replica: str, seconds: float) -> bool:
+        """Whether a replica's last message is no older than this."""
+        return replica in self._seen and self._clock() - self._seen[replica] <= seconds
 
 
 MIRROR = Mirror()

@@ -8,13 +8,12 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Container
 from typing import Any
 
 from ray.serve.request_router import PendingRequest, ReplicaID, RequestRouter, RunningReplica
 
 from bitnet.server.ray import index
-from bitnet.server.ray.scoring import STALE_SECONDS, Assumed, Candidate, Either, Loads, matched_tokens, rank
+from bitnet.server.ray.scoring import STALE_SECONDS, Assumed, Candidate, Loads, rank
 from bitnet.server.ray.work import Work
 
 log = logging.getLogger("ray.serve")
@@ -41,13 +40,17 @@ class PrefixRouter(RequestRouter):
         self._loads.keep(replicas.keys(), now)
         self._assumed.keep(replicas.keys())
         work = _work(pending_request)
-        candidates = [Candidate(name, self._hashes(name, now), self._loads.of(name)) for name in replicas]
-        blocks, tokens, size = ((), 0, 1) if work is None else (work.blocks, work.prompt_tokens, work.block_size)
-        choices = rank(
-            *(candidates, blocks, tokens, size),
-            full_load=self._places * self._loads.typical,
-            beta=self._beta,
-        )
+        held = self._held(work, now)
+        candidates = [
+            Candidate(
+                name,
+                held.get(name, 0) if index.MIRROR.knows(name, STALE_SECONDS) else None,
+                self._loads.of(name),
+            )
+            for name in replicas
+        ]
+        tokens = 0 if work is None else work.prompt_tokens
+        choices = rank(candidates, tokens, full_load=self._places * self._loads.typical, beta=self._beta)
         if pending_request is not None and work is not None and choices:
             best, request = choices[0], pending_request.metadata
             uncached = work.prompt_tokens - best.matched
@@ -63,7 +66,8 @@ class PrefixRouter(RequestRouter):
         if work is None:
             return
         request, replica = pending_request.metadata.internal_request_id, replica_id.unique_id
-        cached = matched_tokens(work.blocks, self._hashes(replica, time.monotonic()) or (), work.block_size)
+        known = index.MIRROR.knows(replica, STALE_SECONDS)
+        cached = self._held(work, time.monotonic()).get(replica, 0) if known else 0
         self._loads.begin(request, replica, max(0, work.prompt_tokens - cached) + work.expected_tokens)
         self._assumed.begin(request, replica, work.blocks)
 
@@ -71,9 +75,13 @@ class PrefixRouter(RequestRouter):
         self._loads.end(internal_request_id)
         self._assumed.end(internal_request_id, time.monotonic())
 
-    def _hashes(self, replica: str, now: float) -> Container[int] | None:
-        known = index.MIRROR.hashes(replica, STALE_SECONDS)
-        return None if known is None else Either(known, self._assumed.of(replica, now))
+    def _held(self, work: Work | None, now: float) -> dict[str, int]:
+        """The tokens of a prompt that replicas hold, or will hold; those that hold none are left out."""
+        if work is None:
+            return {}
+        known, coming = index.MIRROR.holders.leading(work.blocks), self._assumed.leading(work.blocks, now)
+        blocks = {name: max(known.get(name, 0), coming.get(name, 0)) for name in known.keys() | coming.keys()}
+        return {name: count * work.block_size for name, count in blocks.items()}
 
 
 def _work(pending_request: PendingRequest | None) -> Work | None:

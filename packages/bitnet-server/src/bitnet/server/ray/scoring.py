@@ -12,8 +12,11 @@ This module knows nothing of Ray.
 from __future__ import annotations
 
 import random
+from collections import Counter
 from collections.abc import Callable, Container, Sequence, Set
 from dataclasses import dataclass
+
+from bitnet.server.ray.holders import Holders
 
 BETA = 1.0
 """Weight of the load against that of the prefix."""
@@ -27,12 +30,12 @@ class Candidate:
 
     Attributes:
         name: Its id.
-        hashes: Hashes of the KV blocks that it holds; None: not known, or too old.
+        matched: Tokens of the prompt that it holds; None: not known, or too old.
         load: Tokens of work that it has still to do.
     """
 
     name: str
-    hashes: Container[int] | None
+    matched: int | None
     load: float
 
 
@@ -66,9 +69,7 @@ def matched_tokens(prompt: Sequence[int], hashes: Container[int], block_size: in
 
 def rank(
     candidates: Sequence[Candidate],
-    blocks: Sequence[int],
     prompt_tokens: int,
-    block_size: int,
     *,
     full_load: float,
     beta: float = BETA,
@@ -80,19 +81,17 @@ def rank(
     view of the load, sending everything to the least loaded replica would overload it.
 
     Args:
-        blocks: Hashes of the prompt's full blocks, in order.
-        block_size: Tokens of a block.
         full_load: Tokens of work of a replica with all its places taken; positive.
     """
     if not candidates:
         return []
-    if all(one.hashes is None for one in candidates):
+    if all(one.matched is None for one in candidates):
         return _two_choices(candidates, draw)
     mean = sum(one.load for one in candidates) / len(candidates)
     least = min(one.load for one in candidates)
     choices = []
     for one in candidates:
-        matched = min(prompt_tokens, matched_tokens(blocks, one.hashes or frozenset(), block_size))
+        matched = min(prompt_tokens, one.matched or 0)
         relative = (one.load - least) / max(mean, full_load)
         choices.append(Choice(one.name, matched, one.load, matched / max(1, prompt_tokens) - beta * relative))
     ties = {choice.name: draw() for choice in choices}
@@ -103,16 +102,6 @@ def _two_choices(candidates: Sequence[Candidate], draw: Callable[[], float]) -> 
     shuffled = sorted(candidates, key=lambda one: draw())
     first = sorted(shuffled[:2], key=lambda one: one.load)
     return [Choice(one.name, 0, one.load, 0.0) for one in (*first, *shuffled[2:])]
-
-
-class Either(Container[int]):
-    """The hashes that are in one of two sets, which are not copied."""
-
-    def __init__(self, one: Container[int], other: Container[int]) -> None:
-        self._one, self._other = one, other
-
-    def __contains__(self, value: object) -> bool:
-        return value in self._one or value in self._other
 
 
 class Loads:
@@ -126,7 +115,8 @@ class Loads:
         self.typical = 256.0
         self._work: dict[str, tuple[str, float]] = {}
         self._sums: dict[str, float] = {}
-        self._chosen: dict[str, float] = {}
+        self._chosen: dict[str, float] = {}  # by time
+        self._replicas: Set[str] = frozenset()
 
     def choose(self, request: str, replica: str, tokens: float, now: float) -> None:
         """Note that a request is about to be sent to a replica, so that others that come at the same time see it. It
@@ -157,38 +147,62 @@ class Loads:
 
     def keep(self, replicas: Set[str], now: float) -> None:
         """Forget all other replicas, and requests that were chosen for one but never ran."""
-        for request in [one for one, chosen in self._chosen.items() if now - chosen > STALE_SECONDS]:
-            self.end(request)
+        while self._chosen and now - self._chosen[oldest := next(iter(self._chosen))] > STALE_SECONDS:
+            self.end(oldest)
+        if replicas == self._replicas:
+            return
+        self._replicas = frozenset(replicas)
         self._work = {request: found for request, found in self._work.items() if found[0] in replicas}
         self._sums = {replica: total for replica, total in self._sums.items() if replica in replicas}
 
 
 class Assumed:
-    """Hashes that replicas will hold: those of prompts sent to them after they last said what they hold.
+    """Blocks that replicas will hold: those of prompts sent to them after they last said what they hold.
 
     Without these, the next turn of a conversation would miss its prefix if it came before the next message.
     """
 
     def __init__(self) -> None:
-        self._prompts: dict[str, dict[str, tuple[frozenset[int], float | None]]] = {}
+        self._holders = Holders()
+        self._counts: Counter[tuple[str, int]] = Counter()
+        self._prompts: dict[str, tuple[str, Sequence[int]]] = {}
+        self._ended: dict[str, float] = {}  # by time
+        self._replicas: Set[str] = frozenset()
 
     def begin(self, request: str, replica: str, blocks: Sequence[int]) -> None:
         """Note that a request with a prompt of these blocks runs on a replica."""
-        self._prompts.setdefault(replica, {})[request] = frozenset(blocks), None
+        self._forget(request)
+        self._prompts[request] = replica, blocks
+        for block in blocks:
+            self._counts[replica, block] += 1
+        self._holders.add(replica, blocks)
 
     def end(self, request: str, now: float) -> None:
         """Note when a request ended."""
-        for prompts in self._prompts.values():
-            if request in prompts:
-                prompts[request] = prompts[request][0], now
+        if request in self._prompts:
+            self._ended.pop(request, None)
+            self._ended[request] = now
 
-    def of(self, replica: str, now: float) -> Set[int]:
-        """The hashes that a replica is assumed to hold; those of requests that ended long ago are forgotten."""
-        prompts = self._prompts.get(replica, {})
-        for request in [r for r, (_, ended) in prompts.items() if ended is not None and now - ended > STALE_SECONDS]:
-            del prompts[request]
-        return frozenset().union(*(blocks for blocks, _ in prompts.values()))
+    def leading(self, prompt: Sequence[int], now: float) -> dict[str, int]:
+        """As :meth:`Holders.leading`; the blocks of requests that ended long ago are forgotten."""
+        while self._ended and now - self._ended[oldest := next(iter(self._ended))] > STALE_SECONDS:
+            self._forget(oldest)
+        return self._holders.leading(prompt)
 
     def keep(self, replicas: Set[str]) -> None:
         """Forget all other replicas."""
-        self._prompts = {replica: found for replica, found in self._prompts.items() if replica in replicas}
+        if replicas != self._replicas:
+            self._replicas = frozenset(replicas)
+            for request in [one for one, (replica, _) in self._prompts.items() if replica not in replicas]:
+                self._forget(request)
+
+    def _forget(self, request: str) -> None:
+        self._ended.pop(request, None)
+        if (found := self._prompts.pop(request, None)) is None:
+            return
+        replica, blocks = found
+        for block in blocks:
+            self._counts[replica, block] -= 1
+            if not self._counts[replica, block]:
+                del self._counts[replica, block]
+                self._holders.remove(replica, (block,))
