@@ -1,4 +1,7 @@
-"""Generations: prompts that are being continued, with their options, stop rules and results."""
+"""Generations: prompts that are being continued, with their options, stop rules and results.
+
+Long, because drafts, thoughts, constraints and stop rules all decide about the same token, in one order.
+"""
 
 from __future__ import annotations
 
