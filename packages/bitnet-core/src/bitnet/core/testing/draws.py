@@ -36,7 +36,7 @@ def gumbel(vocabulary: int, position: int, seed: int) -> F64:
     entry = np.arange(vocabulary, dtype=np.uint64)
     zero = np.zeros_like(entry)
     words = philox4x32((entry >> np.uint64(2), zero + np.uint64(position + 1), zero, zero), (seed % 2**32, seed >> 32))
-    word = np.choose((entry & np.uint64(3)).astype(np.int64), words)
+    word = np.choose((entry & np.uint64(3)).astype(np.intp), words)
     uniform = ((word >> np.uint64(9)).astype(np.float64) + 0.5) / 2**23
     noise: F64 = -np.log(-np.log(uniform))
     return noise
