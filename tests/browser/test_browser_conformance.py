@@ -9,7 +9,7 @@ import pytest
 
 pytestmark = pytest.mark.nightly  # SwiftShader compiles each kernel for seconds
 
-PARTS = ["ProbeTests", "NormTests", "RowwiseTests", "TransformTests"]
+PARTS = ["ProbeTests", "NormTests", "RowwiseTests", "TransformTests", "PenaltyTests"]
 """Parts that pass on SwiftShader in a minute or so each. Others were not run to their end."""
 RUN = """
 import json, os
