@@ -58,7 +58,7 @@ class TernaryWeight:
         group: Columns that share a scale: K, or a power of two ≥ 32 that divides K. None: one scale for the whole
             matrix.
         rows: Loads the rows from a first one to before a last one, so that a decoded matrix is never in memory whole.
-            None: only ``load`` does it.
+            None: only ``load`` does it, as for a matrix whose ``load`` reorders another one's rows.
     """
 
     shape: tuple[int, int]

@@ -241,7 +241,7 @@ def _reordered(config: HFConfig, name: str, weight: TernaryWeight) -> TernaryWei
         codes, scale = weight.load()
         return TernaryData(interleave(codes, heads), scale if weight.group is None else interleave(scale, heads))
 
-    return replace(weight, load=load)
+    return replace(weight, load=load, rows=None)
 
 
 def _scale(tensor: Stored, *, divides: bool) -> float:

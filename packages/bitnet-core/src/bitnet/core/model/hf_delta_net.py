@@ -152,7 +152,7 @@ def in_gguf_order(net: DeltaNet, name: str, weight: TernaryWeight, *, grouped_ou
                 scale = scale.reshape(n, net.v_heads, -1)[:, heads].reshape(n, -1)
             return TernaryData(codes, scale)
 
-        return replace(weight, load=columns)
+        return replace(weight, load=columns, rows=None)
     order = _row_order(net, part)
     if order is None:
         return weight
@@ -161,7 +161,7 @@ def in_gguf_order(net: DeltaNet, name: str, weight: TernaryWeight, *, grouped_ou
         codes, scale = weight.load()
         return TernaryData(codes[order], scale if weight.group is None else scale[order])
 
-    return replace(weight, load=rows)
+    return replace(weight, load=rows, rows=None)
 
 
 def _row_order(net: DeltaNet, part: str) -> npt.NDArray[np.int64] | None:

@@ -224,7 +224,7 @@ def _rows_of(weight: TernaryWeight, rows: npt.NDArray[np.int64]) -> TernaryWeigh
         codes, scale = weight.load()
         return TernaryData(codes[rows], scale if weight.group is None else scale[rows])
 
-    return replace(weight, shape=(len(rows), weight.shape[1]), load=load)
+    return replace(weight, shape=(len(rows), weight.shape[1]), load=load, rows=None)
 
 
 def _stacked(vectors: Sequence[DenseWeight]) -> DenseWeight:
