@@ -99,7 +99,7 @@ def specs(product: str) -> Iterator[tuple[str, KernelSpec]]:
             "LANES": lanes_of(product, rows, cols, times),
         }
         yield name, KernelSpec("ternary_decode", "ternary_decode", tuple((defines | more).items()))
-    cache = {"WG": 128, "DIM": 128, "BLOCK": 32, "HEAD_GROUP": 4, "KV_F16": 1, "ROPE": 1, "NEOX": 1}
+    cache = {"WG": 128, "DIM": 128, "BLOCK": 32, "HEAD_GROUP": 4, "WINDOW": 0, "KV_F16": 1, "ROPE": 1, "NEOX": 1}
     for entry in ("attention_decode", "attention_merge"):
         yield entry, KernelSpec("attention_decode", entry, tuple(cache.items()))
     for group in (32, 128):

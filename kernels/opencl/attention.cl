@@ -18,7 +18,7 @@ kernel void attention(global const int *step, int token_seq, int seq_begin, int 
     float sums[PER_ITEM];
     for (int i = 0; i < PER_ITEM; i++) sums[i] = 0.0f;
     float largest = -INFINITY, total = 0.0f;
-    for (int start = 0; start < length; start += WG) {
+    for (int start = WINDOW_BEGIN(length); start < length; start += WG) {
         barrier(CLK_LOCAL_MEM_FENCE);
         int p = start + lane;
         float score = -INFINITY;

@@ -36,7 +36,7 @@ kernel __attribute__((reqd_work_group_size(WG, 1, 1))) void attention_decode(
     if (!there) m = 0;
     int length = there ? token_position(step, token_seq, seq_begin, seq_len, m) + 1 : 0;
     global const int *table = step + block_table + step[token_seq + m] * max_blocks;
-    int span = (length + splits - 1) / splits, begin = split * span, end = min(length, begin + span);
+    int seen = WINDOW_BEGIN(length), span = (length - seen + splits - 1) / splits, begin = seen + split * span, end = min(length, begin + span);
 
     global const float *row = qkv + (size_t)m * (heads + 2 * kv_heads) * DIM, *row_q = row + kv_head * HEAD_GROUP * DIM;
     for (int i = item; i < HEAD_GROUP * DIM; i += WG) {

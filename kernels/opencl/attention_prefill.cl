@@ -41,7 +41,7 @@ kernel __attribute__((reqd_work_group_size(WG, 1, 1))) void attention_prefill(
         int seq = step[token_seq + first], last = min(most, step[seq_begin + seq + 1]);
         global const int *table = step + block_table + seq * max_blocks;
         int length = token_position(step, token_seq, seq_begin, seq_len, last - 1) + 1, offset = length - last;
-        for (int start = 0; start < length; start += KEYS) {
+        for (int start = WINDOW_BEGIN(offset + first + 1); start < length; start += KEYS) {
             barrier(CLK_LOCAL_MEM_FENCE);
             for (int i = item; i < KEYS * VECTORS; i += WG) {
                 int p = min(start + i / VECTORS, length - 1);
@@ -64,7 +64,8 @@ kernel __attribute__((reqd_work_group_size(WG, 1, 1))) void attention_prefill(
                 UNROLL
                 for (int j = 0; j < 2; j++) {
                     int m = m0 + (sy + SIDE * i) / HEAD_GROUP, p = start + sx + SIDE * j;
-                    score[sy + SIDE * i][sx + SIDE * j] = m >= first && m < last && p <= offset + m ? dots[i][j] : -INFINITY;
+                    int seen = m >= first && m < last && p <= offset + m && p >= WINDOW_BEGIN(offset + m + 1);
+                    score[sy + SIDE * i][sx + SIDE * j] = seen ? dots[i][j] : -INFINITY;
                 }
             }
             barrier(CLK_LOCAL_MEM_FENCE);

@@ -19,5 +19,6 @@ def test_the_page_has_every_kernel() -> None:
         "ternary_groups", "head_norms",
         # for features that the toy does not list
         "adjust", "logprobs", "table_embed", "table_matmul",
+        "expert_glu", "expert_matmul", "expert_tiles", "route",
         "causal_conv", "delta_gates", "delta_rule", "gated_values", "glu_values", "hadamard", "norm_values",
     } | {"common", "ternary_matmul"}  # fmt: skip

@@ -99,6 +99,10 @@ def sees_one_more(q: Array, k: Array, v: Array, first: int, window: int | None =
     return attention(q, k, v, first, None if window is None else window + 1)
 
 
+def first_table(sequences: Callable[..., Any]) -> Callable[..., Any]:
+    return lambda self, table=0: sequences(self)
+
+
 def masks_what_is_behind(q: Array, k: Array, v: Array, first: int, window: int | None = None) -> Any:
     """Keys and values behind the window count 0 times."""
     if window is None or first < window:
@@ -692,6 +696,7 @@ MUTANTS = [
     Mutant("values not clamped", ("glu_of_several",), op("glu", clamps_only_gates)),
     Mutant("gates clamped below", ("glu_of_several",), op("glu", clamps_gates_below)),
     Mutant("a window of one more", ("test_window",), op("attention", sees_one_more)),
+    Mutant("the first block table", ("block_table",), method(Fields, "sequences", first_table(Fields.sequences))),
     Mutant("masks what is behind the window", ("behind_the_window",), op("attention", masks_what_is_behind)),
     Mutant("executables share a cache", ("two_executables",), one_cache_for_all()),
     Mutant(

@@ -22,7 +22,9 @@ from bitnet.level_zero.variants import FAMILIES, dots
 ENTRIES = {
     "attention_decode": ("attention_decode", "attention_merge"),
     "intel/ternary_gemm_sg": ("activation_tiles", "ternary_gemm_sg"),
+    "expert_matmul": ("expert_matmul", "expert_sums"),
     "quantize": ("absmean_partial", "absmean_scale", "ternary_codes"),
+    "route": ("route_logits", "route_top"),
 }
 SHAPES = {
     "WG": 256,
@@ -53,6 +55,8 @@ SHAPES = {
     "UNTILE": 0,
     "ROWS": 0,
     "SIGNS": 1,
+    "WINDOW": 0,
+    "EXPERTS": 256,
 }
 """Of BitNet b1.58 2B4T's layers; of those with scales of groups, the narrowest groups there are; of Bonsai 27B's hybrid
 layers."""

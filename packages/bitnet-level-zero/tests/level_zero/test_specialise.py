@@ -70,6 +70,8 @@ def shapes_of(file: str) -> dict[str, int]:
         "GROUP": rng.choice([32, 64, 128, 256]),
         "HELD": rng.choice([1, 2]),
         "EACH_M": rng.randint(1, 4),
+        "WINDOW": rng.choice([0, 512]),
+        "EXPERTS": rng.choice([1, 16, 256]),
         "TX": 16,
         "TY": 16,
     }

@@ -269,9 +269,9 @@ def test_kernels_of_an_int8_cache_compile(name: str, code_object: CodeObject) ->
     cache = (("DIM", 128), ("BLOCK", 32), ("KV_F16", 0), ("KV_I8", 1))
     for file, defines in (
         ("rope_append", (*cache, ("NEOX", 1))),
-        ("attention_decode", (("WG", 128), *cache, ("HEAD_GROUP", 4), ("ROPE", 1), ("NEOX", 1))),
-        ("attention_prefill", (*cache, ("HEAD_GROUP", 4))),
-        ("attention", (("WG", 256), *cache, ("HEAD_GROUP", 4))),
+        ("attention_decode", (("WG", 128), *cache, ("HEAD_GROUP", 4), ("WINDOW", 0), ("ROPE", 1), ("NEOX", 1))),
+        ("attention_prefill", (*cache, ("HEAD_GROUP", 4), ("WINDOW", 0))),
+        ("attention", (("WG", 256), *cache, ("HEAD_GROUP", 4), ("WINDOW", 0))),
     ):
         found = metadata(code_object(KernelSpec(file, file, defines), name))[file]
         assert found[".private_segment_fixed_size"] == 0, file

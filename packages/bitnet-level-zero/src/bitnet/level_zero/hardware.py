@@ -10,7 +10,7 @@ from typing import cast
 
 from bitnet.core.gpu.clc import Abilities
 from bitnet.core.gpu.clc.abilities import XMX
-from bitnet.core.hal import KERNEL_FEATURES, PREPARES, STATES, DeviceInfo, DeviceType
+from bitnet.core.hal import EXPERTS, KERNEL_FEATURES, PREPARES, STATES, WINDOWS, DeviceInfo, DeviceType
 from bitnet.core.hal.probe import TEST_DRIVER
 from bitnet.level_zero.loader import LevelZero
 from bitnet.level_zero.structures import (
@@ -102,7 +102,7 @@ class Hardware:
             "subgroups": bool(self.sub_groups),
             "shared-memory": self.integrated,
         }
-        return (*(name for name, has in listed.items() if has), *KERNEL_FEATURES, STATES, PREPARES)
+        return (*(name for name, has in listed.items() if has), *KERNEL_FEATURES, STATES, EXPERTS, WINDOWS, PREPARES)
 
     def info(self, index: int) -> DeviceInfo:
         """As the probe reports it."""

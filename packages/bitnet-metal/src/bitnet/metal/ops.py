@@ -89,6 +89,7 @@ PLAIN = Vendor(
     attention=MetalAttention,
     groups=lambda abilities: HeadOps(abilities).table(),
     leaves_out=fits,
+    experts=False,
 )
 """The kernels that every device runs, as the family's lowering takes them."""
 MATRICES = replace(

@@ -11,10 +11,12 @@ from typing import TYPE_CHECKING
 from bitnet.core.errors import DeviceError, DeviceUnavailableError
 from bitnet.core.gpu.probing import denied_nodes, no_permission
 from bitnet.core.hal import (
+    EXPERTS,
     KERNEL_FEATURES,
     LOOK_AHEAD,
     PREPARES,
     STATES,
+    WINDOWS,
     Device,
     DeviceInfo,
     DeviceType,
@@ -203,7 +205,17 @@ def _found(hip: Hip, index: int, properties: Properties, kind: Architecture, ver
         type=DeviceType.VIRTUAL if hip.is_test_driver else kind_of,
         memory=properties.total_memory,
         driver_version=version,
-        features=(*kind.features, "f16", f"wave{kind.wave}", *KERNEL_FEATURES, STATES, PREPARES, LOOK_AHEAD),
+        features=(
+            *kind.features,
+            "f16",
+            f"wave{kind.wave}",
+            *KERNEL_FEATURES,
+            STATES,
+            EXPERTS,
+            WINDOWS,
+            PREPARES,
+            LOOK_AHEAD,
+        ),
         details=details,
     )
     return Found(marked(info), kind, abilities)

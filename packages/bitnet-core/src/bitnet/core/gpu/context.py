@@ -17,12 +17,14 @@ from bitnet.core.hal import (
     CausalConv,
     DeltaGates,
     DenseMatmul,
+    ExpertMatmul,
     GatedQuant,
     GluNormQuant,
     KVSpec,
     NormQuant,
     NormRows,
     Program,
+    Route,
     StepLayout,
     TernaryMatmul,
     TernaryWeight,
@@ -130,6 +132,11 @@ class Context:
             self._ternary[key] = put_ternary(self.alloc, self.driver.upload, self._adopt, self.program.weights, key)
         return self._ternary[key]
 
+    def experts(self, op: ExpertMatmul) -> list[TernaryBuffer]:
+        """The matrices of a product with experts: stacked if all have the same rows, else one by one."""
+        alike = len({self.program.weights[name].shape for name in op.weights}) == 1
+        return [self.ternary(op.weights)] if alike else [self.ternary((name,)) for name in op.weights]
+
     def dense(self, name: str) -> DenseBuffer:
         """A dense weight, uploaded only once."""
         if name not in self._dense:
@@ -152,6 +159,14 @@ class Context:
                 size += w.codes.nbytes + w.scales.nbytes
             elif isinstance(op, AddBias):
                 size += self.dense(op.bias).data.nbytes
+            elif isinstance(op, ExpertMatmul):
+                size += (
+                    sum(w.codes.nbytes + w.scales.nbytes for w in self.experts(op))
+                    * self.shape(op.ids)[1]
+                    // op.experts
+                )
+            elif isinstance(op, Route):
+                size += self.dense(op.router).data.nbytes
             elif isinstance(op, DeltaGates):
                 size += sum(self.dense(name).data.nbytes for name in (op.alpha, op.beta, op.bias, op.rate))
             elif isinstance(op, _WEIGHTED) and op.weight is not None:

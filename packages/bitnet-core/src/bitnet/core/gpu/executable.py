@@ -226,12 +226,14 @@ class GpuExecutable(CheckedExecutable):
         if step.tokens == 1 or kv is None or step.tokens != step.seqs:
             return step.tokens == 1
         data, at, width = step.data, self._layout.offsets, self.program.limits.max_blocks
-        table = data[at["block_table"] :][: step.seqs * width].reshape(step.seqs, width)
+        limits = self.program.limits
+        shape = limits.tables, limits.max_seqs, width
+        tables = data[at["block_table"] :][: limits.tables * limits.max_seqs * width].reshape(shape)[:, : step.seqs]
         lengths = data[at["seq_len"] :][: step.seqs, None]
         place = np.arange(width)
         used = place * kv.block_size < lengths + (count - 1)
         written = used & (place >= (lengths - 1) // kv.block_size)
-        return bool((np.bincount(table[used])[table[written]] == 1).all())
+        return all((np.bincount(table[used])[table[written]] == 1).all() for table in tables)
 
     def _context_bucket(self, longest: int) -> int:
         kv = self.program.kv

@@ -58,6 +58,11 @@ class Fusion:
         return True
 
 
+def _same_cache(rope: RopeAppend, attention: Attention) -> bool:
+    """Whether attention reads what the rotation stores."""
+    return (rope.layer, rope.table) == (attention.layer, attention.table)
+
+
 @dataclass(frozen=True, slots=True)
 class NormHead(Fusion):
     """An output head that norms its rows itself."""
@@ -107,7 +112,7 @@ class RopeAttention(Fusion):
     AT_ONCE = True
 
     def fits(self, bucket: Bucket) -> bool:
-        return bucket.apart and self.rope.layer == self.attention.layer
+        return bucket.apart and _same_cache(self.rope, self.attention)
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,7 +126,7 @@ class RopeAttentionProduct(Fusion):
     KEPT = ("product",)
 
     def fits(self, bucket: Bucket) -> bool:
-        return self.rope.layer == self.attention.layer
+        return _same_cache(self.rope, self.attention)
 
 
 @dataclass(frozen=True, slots=True)
@@ -208,7 +213,7 @@ class Layer(Fusion):
     def fits(self, bucket: Bucket) -> bool:
         adds = (self.qkv.add, self.o.add, self.up.add, self.down.add) == (False, True, False, True)
         residual = self.qkv_norm.x == self.o.out == self.up_norm.x == self.down.out
-        return adds and residual and self.rope.layer == self.attention.layer
+        return adds and residual and _same_cache(self.rope, self.attention)
 
 
 FUSIONS: tuple[type[Fusion], ...] = (

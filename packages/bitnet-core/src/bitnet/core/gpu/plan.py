@@ -24,6 +24,7 @@ from bitnet.core.hal import (
     DeltaRule,
     DenseMatmul,
     Embed,
+    ExpertMatmul,
     GatedQuant,
     GluNormQuant,
     NormQuant,
@@ -32,6 +33,7 @@ from bitnet.core.hal import (
     Program,
     Quantize,
     RopeAppend,
+    Route,
     Sample,
     TernaryMatmul,
 )
@@ -56,6 +58,8 @@ _READS: Mapping[type, tuple[str, ...]] = {
     DeltaGates: ("x",),
     DeltaRule: ("qkv", "gates"),
     GatedQuant: ("x", "gate"),
+    Route: ("x",),
+    ExpertMatmul: ("x", "scale", "ids"),
 }
 _WRITES: Mapping[type, tuple[str, ...]] = {
     Embed: ("out",),
@@ -74,6 +78,8 @@ _WRITES: Mapping[type, tuple[str, ...]] = {
     DeltaGates: ("out",),
     DeltaRule: ("out",),
     GatedQuant: ("out", "scale"),
+    Route: ("ids", "shares"),
+    ExpertMatmul: ("out",),
 }
 
 
@@ -89,6 +95,8 @@ _TYPES = {kind: _types(kind) for kind in FUSIONS}
 def reads(op: Op) -> frozenset[str]:
     """The tensors whose contents an operation depends on."""
     added = {op.out} if isinstance(op, TernaryMatmul) and op.add else set()
+    if isinstance(op, ExpertMatmul) and op.shares is not None:
+        added = {op.out, op.shares}
     return frozenset({getattr(op, name) for name in _READS[type(op)]} | added)
 
 

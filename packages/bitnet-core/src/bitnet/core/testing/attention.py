@@ -122,7 +122,11 @@ def identity(positions: int, d: int) -> tuple[Array, Array]:
 
 
 class Paged:
-    """A ``rope_append`` and an ``attention`` on a device beside the oracle's cache, block tables shuffled."""
+    """A ``rope_append`` and an ``attention`` on a device beside the oracle's cache, block tables shuffled.
+
+    Args:
+        tables: Block tables of a sequence. The operations take the last one; the others name other sequences' blocks.
+    """
 
     def __init__(
         self,
@@ -136,21 +140,22 @@ class Paged:
         turning: bool = True,
         norms: bool = False,
         window: int | None = None,
+        tables: int = 1,
     ) -> None:
-        self.rng, self.heads = rng, heads
+        self.rng, self.heads, self.others = rng, heads, tables - 1
         self.most = -(-length // heads.block) + 1
         blocks, positions = self.most * seqs + 3, self.most * heads.block
         self.cos, self.sin = angles(positions, heads.d) if turning else identity(positions, heads.d)
         shape = heads.h, heads.g, heads.d
         self.norms = dict.fromkeys(("qn", "kn"), None) if not norms else {n: self._norm() for n in ("qn", "kn")}
         named = {"q_norm": "qn", "k_norm": "kn", "eps": EPS} if norms else {}
-        rope = RopeAppend("qkv", 1, *shape, "cos", "sin", heads.style, **named)  # type: ignore[arg-type]
-        ops: list[Op] = [rope, Attention("qkv", "out", 1, *shape, window)]
+        rope = RopeAppend("qkv", 1, *shape, "cos", "sin", heads.style, **named, table=self.others)  # type: ignore[arg-type]
+        ops: list[Op] = [rope, Attention("qkv", "out", 1, *shape, window, self.others)]
         specs = [tensor("qkv", "f32", "M", heads.columns), tensor("out", "f32", "M", heads.h * heads.d)]
         weights = {"cos": dense(self.cos), "sin": dense(self.sin)}
         weights |= {name: dense(norm) for name, norm in self.norms.items() if norm is not None}
         kv = KVSpec(2, heads.g, heads.d, blocks, heads.block, heads.dtype)
-        self.rig = Rig(device, ops, specs, weights, limits=Limits(chunk, seqs, 1, self.most), kv=kv)
+        self.rig = Rig(device, ops, specs, weights, limits=Limits(chunk, seqs, 1, self.most, tables), kv=kv)
         self.cache = oracle.Cache(heads.dtype, positions, window)
         order = rng.permutation(blocks).tolist()
         self.tables = [order[s * self.most : (s + 1) * self.most] for s in range(seqs)]
@@ -165,7 +170,7 @@ class Paged:
             for at in range(0, len(table) * size, chunk):
                 count = min(chunk, len(table) * size - at)
                 self.rig.executable.write("qkv", qkv[:count])
-                step = self.rig.step([SequenceStep(np.zeros(count, np.int32), at + count, table)])
+                step = self.rig.step([self._sequence(count, at + count, table)])
                 run(self.rig.executable, step)
 
     def _norm(self) -> Array:
@@ -187,7 +192,12 @@ class Paged:
 
     def step(self, parts: Sequence[tuple[int, Part]]) -> list[SequenceStep]:
         """The step of each ``(sequence, part)``, whose tokens do not matter."""
-        return [SequenceStep(np.zeros(p.new, np.int32), p.past + p.new, self.tables[s]) for s, p in parts]
+        return [self._sequence(p.new, p.past + p.new, self.tables[s]) for s, p in parts]
+
+    def _sequence(self, new: int, length: int, table: Sequence[int]) -> SequenceStep:
+        wrong = [self.tables[0][: len(table)] for _ in range(self.others)]
+        first, *more = (*wrong, table)
+        return SequenceStep(np.zeros(new, np.int32), length, first, more_blocks=more)
 
     def fill(self, s: int, part: Part) -> None:
         """Append a part of a sequence to the cache, without checking attention's result."""

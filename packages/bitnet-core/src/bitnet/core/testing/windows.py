@@ -55,6 +55,16 @@ class WindowTests(DeviceTests):
                 length += new
 
     @needs(WINDOWS)
+    @pytest.mark.parametrize("window", [None, 40], ids=str)
+    def test_each_layer_has_its_block_table(self, device: Device, rng: np.random.Generator, window: int | None) -> None:
+        """The operations take the last of three tables; the first two name the blocks of one sequence."""
+        paged = Paged(device, rng, Heads(8, 2, 64, 16), length=150, seqs=3, chunk=60, window=window, tables=3)
+        with paged.rig:
+            paged.prefill(70, 33, 5)
+            paged.run([(s, Part(past, 1)) for s, past in enumerate((70, 33, 5))])
+            paged.run([(2, Part(6, 20)), (1, Part(34, 1))])
+
+    @needs(WINDOWS)
     def test_a_long_window(self, device: Device, rng: np.random.Generator) -> None:
         """Devices that cut a long sequence into parts cut it where the window begins."""
         paged = Paged(device, rng, Heads(2, 1, 32, 32, "f32"), length=2300, seqs=1, chunk=256, window=1100)

@@ -38,7 +38,7 @@ class AttentionOps:
         """Launches of the unfused operation."""
         if self.splits(ctx, op, bucket):
             return self.decode(ctx, op, bucket, rope=None)
-        args, defines = prefill_args(ctx, op), defines_of(ctx, op)
+        args, defines = prefill_args(ctx, op), defines_of(ctx, op) | _window(op)
         if self._tiles(op):
             tokens = QUERIES // (op.heads // op.kv_heads)
             spec = KernelSpec("attention_prefill", "attention_prefill", tuple(defines.items()))
@@ -63,7 +63,7 @@ class AttentionOps:
         heads, out = bucket.tokens * op.kv_heads, ctx.tensors[op.out]
         splits = max(1, min(ceil_div(bucket.context, SPLIT), GROUPS * self._units // heads, MAX_SPLITS))
         group = min(self._group, DECODE_GROUP)
-        defines = {"WG": group, **defines_of(ctx, op), **rope_defines(rope)}
+        defines = {"WG": group, **defines_of(ctx, op), **_window(op), **rope_defines(rope)}
         parts = out if splits == 1 else parts_of(ctx, op)
         args = (*decode_args(ctx, op, rope), parts, np.int32(op.heads), np.int32(op.kv_heads))
         split, merge = (
@@ -96,6 +96,11 @@ def defines_of(ctx: Context, op: Attention) -> dict[str, int]:
     return kv_defines(ctx, op) | {"HEAD_GROUP": op.heads // op.kv_heads}
 
 
+def _window(op: Attention) -> dict[str, int]:
+    """The preprocessor constant of the kernels that may attend to a window."""
+    return {"WINDOW": op.window or 0}
+
+
 def tiles_of(ctx: Context, bucket: Bucket, side: int) -> int:
     """Maximum number of tiles of ``side`` tokens if each sequence begins with a new tile."""
     return bucket.tokens // side + min(bucket.tokens, ctx.program.limits.max_seqs)
@@ -105,12 +110,12 @@ def prefill_args(ctx: Context, op: Attention) -> tuple[Arg, ...]:
     """The arguments of attention for many tokens."""
     cache = ctx.kv("k", op.layer), ctx.kv("v", op.layer)
     sizes = np.int32(op.heads), np.int32(op.kv_heads)
-    return (*positions(ctx), ctx.tensors[op.qkv], *cache, ctx.tensors[op.out], *sizes)
+    return (*positions(ctx, op.table), ctx.tensors[op.qkv], *cache, ctx.tensors[op.out], *sizes)
 
 
 def decode_args(ctx: Context, op: Attention, rope: RopeAppend | None) -> tuple[Arg, ...]:
     """The first arguments of attention for few tokens."""
-    return (*positions(ctx), *attention_inputs(ctx, op, rope, ctx.step))
+    return (*positions(ctx, op.table), *attention_inputs(ctx, op, rope, ctx.step))
 
 
 def most_tokens(ctx: Context) -> int:

@@ -51,7 +51,13 @@ class NvidiaLayers:
         }
         defines |= {f"NORM{i}": int(quant.weight is not None) for i, (quant, _) in enumerate(layer.pairs)}
         parts = ctx.scratch("layer parts", op.kv_heads * MAX_SPLITS * _part(op) * 4)
-        args: list[Arg] = [*positions(ctx), x, ctx.tensors[op.qkv], ctx.kv("k", op.layer), ctx.kv("v", op.layer)]
+        args: list[Arg] = [
+            *positions(ctx, op.table),
+            x,
+            ctx.tensors[op.qkv],
+            ctx.kv("k", op.layer),
+            ctx.kv("v", op.layer),
+        ]
         args += [ctx.dense(rope.cos).data, ctx.dense(rope.sin).data, parts, glu_products(ctx, up)]
         args.append(ctx.zeroed("layer arrivals", 4 * 4))
         for quant, product in layer.pairs:

@@ -13,7 +13,7 @@ from dataclasses import replace
 import numpy as np
 
 from bitnet.core.gpu.clc.abilities import Abilities
-from bitnet.core.gpu.clc.attention import DECODE_TOKENS
+from bitnet.core.gpu.clc.attention import DECODE_TOKENS, AttentionOps
 from bitnet.core.gpu.clc.products import MAX_GROUP
 from bitnet.core.gpu.clc.vendors import VENDORS, Vendor
 from bitnet.core.gpu.context import Bucket, Context, Dispatch
@@ -23,7 +23,15 @@ from bitnet.core.gpu.lowering import Lowering
 from bitnet.core.gpu.ops import RowOps, power_of_two
 from bitnet.core.gpu.ops.products import feed_forward, glu_products, normed, row_sums
 from bitnet.core.gpu.ops.scaled import head_norms, norms_heads
-from bitnet.core.gpu.ops.variants import GroupScaledMatmul, NormedRope, TernaryTable, recurrent_variants, variants
+from bitnet.core.gpu.ops.variants import (
+    GroupScaledMatmul,
+    NormedRope,
+    TernaryTable,
+    WindowedAttention,
+    expert_variants,
+    recurrent_variants,
+    variants,
+)
 from bitnet.core.gpu.sources import KernelSources
 from bitnet.core.hal import (
     Attention,
@@ -93,6 +101,7 @@ class ClcOps:
             DenseMatmul: self._products.dense_matmul,
             TernaryTable: self._products.table,
             Attention: self._attention.lower,
+            WindowedAttention: AttentionOps(abilities).lower,  # kernels for matrix units have no windows
             Sample: samples.sample,
             RopeAttention: self._rope_attention,
             FeedForward: self._feed_forward,
@@ -101,6 +110,10 @@ class ClcOps:
             GatedProduct: self._gated_product,
             **vendor.groups(abilities),
         }
+        if vendor.experts:
+            self._table = {**self._table, **expert_variants(self._rows, abilities.local_bytes)}
+        else:
+            del self._table[WindowedAttention]
         self._table = {**self._table, **recurrent_variants(self._rows, self._table)}
 
     def lowering(self) -> Lowering:

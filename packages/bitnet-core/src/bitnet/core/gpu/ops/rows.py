@@ -53,10 +53,11 @@ def next_power_of_two(n: int) -> int:
     return 1 << (n - 1).bit_length()
 
 
-def positions(ctx: Context) -> tuple[Arg, ...]:
-    """The kernel arguments for a token's position and its cache blocks."""
-    fields = ("token_seq", "seq_begin", "seq_len", "block_table")
-    return (ctx.step, *(ctx.offset(f) for f in fields), np.int32(ctx.program.limits.max_blocks))
+def positions(ctx: Context, table: int = 0) -> tuple[Arg, ...]:
+    """The kernel arguments for a token's position and its cache blocks in a block table."""
+    limits, fields = ctx.program.limits, ("token_seq", "seq_begin", "seq_len")
+    blocks = np.int32(ctx.offset("block_table") + table * limits.max_seqs * limits.max_blocks)
+    return (ctx.step, *(ctx.offset(f) for f in fields), blocks, np.int32(limits.max_blocks))
 
 
 def kv_defines(ctx: Context, op: RopeAppend | Attention) -> dict[str, int]:
@@ -145,7 +146,7 @@ class RowOps:
 
     def rope_append(self, ctx: Context, op: RopeAppend, bucket: Bucket) -> list[Launch]:
         args = (
-            *positions(ctx),
+            *positions(ctx, op.table),
             ctx.tensors[op.qkv],
             ctx.kv("k", op.layer),
             ctx.kv("v", op.layer),

@@ -7,12 +7,25 @@ from dataclasses import replace
 from bitnet.core.gpu.context import Bucket, Context, Dispatch
 from bitnet.core.gpu.drivers.interface import Launch
 from bitnet.core.gpu.ops.adjusting import count_chosen
+from bitnet.core.gpu.ops.experts import ExpertOps
 from bitnet.core.gpu.ops.logprobs import logprobs
 from bitnet.core.gpu.ops.recurrent import Absmax, RecurrentOps
 from bitnet.core.gpu.ops.rows import RowOps
 from bitnet.core.gpu.ops.scaled import group_product, head_norms, in_groups, norms_heads
 from bitnet.core.gpu.ops.tables import table_launches
-from bitnet.core.hal import Adjustment, Embed, Logprobs, NormRows, Op, Program, RopeAppend
+from bitnet.core.hal import (
+    Adjustment,
+    Attention,
+    Embed,
+    ExpertMatmul,
+    GluNormQuant,
+    Logprobs,
+    NormRows,
+    Op,
+    Program,
+    RopeAppend,
+    Route,
+)
 from bitnet.core.hal.check import ternary_table
 
 
@@ -28,6 +41,14 @@ class PartialRope:
     """Key of a :class:`~bitnet.core.hal.RopeAppend` that rotates only a part of each head."""
 
 
+class WindowedAttention:
+    """Key of an :class:`~bitnet.core.hal.Attention` to a window of positions."""
+
+
+class ExpertGlu:
+    """Key of a :class:`~bitnet.core.hal.GluNormQuant` of several rows side by side, or with limits."""
+
+
 class Transformed:
     """Key of an operation with a :class:`~bitnet.core.hal.Transform`."""
 
@@ -40,6 +61,10 @@ def key(program: Program, op: Op) -> type:
     """The key of an operation in a launch table: its type, or one of the classes above."""
     if getattr(op, "transform", None) is not None:
         return Transformed
+    if isinstance(op, Attention) and op.window is not None:
+        return WindowedAttention
+    if isinstance(op, GluNormQuant) and (op.parts > 1 or op.clamp is not None):
+        return ExpertGlu
     if isinstance(op, RopeAppend) and 2 * program.weights[op.cos].shape[1] < op.head_dim:
         return PartialRope
     if in_groups(program, op):
@@ -59,6 +84,12 @@ def variants(rows: RowOps) -> Dispatch:
         Logprobs: lambda ctx, op, bucket: logprobs(ctx, bucket, rows.group),
         Adjustment: lambda ctx, op, bucket: [count_chosen(ctx)],
     }
+
+
+def expert_variants(rows: RowOps, local_bytes: int) -> Dispatch:
+    """Further entries, of a backend that has the kernels of mixtures of experts, too."""
+    ops = ExpertOps(rows.group, local_bytes)
+    return {Route: ops.route, ExpertMatmul: ops.expert_matmul, ExpertGlu: ops.glu}
 
 
 def recurrent_variants(rows: RowOps, table: Dispatch, absmax: Absmax | None = None) -> Dispatch:
