@@ -19,7 +19,8 @@ def route(y: F64, router: F32, top: int) -> tuple[I32, F32]:
     the softmax over them, ``[M, top]``."""
     with np.errstate(invalid="ignore"):  # an infinity times 0
         logits = np.einsum("mk,ek->me", y, router.astype(np.float64))  # not matmul: equal rows give equal logits
-        ids = np.argsort(-logits, axis=1, kind="stable")[:, :top]
+        greatest = np.where(np.isnan(logits), np.inf, logits)  # so that a share tells of it
+        ids = np.argsort(-greatest, axis=1, kind="stable")[:, :top]
         chosen = np.take_along_axis(logits, ids, axis=1)
         powers = np.exp(chosen - chosen[:, :1])
     return ids.astype(np.int32), (powers / powers.sum(axis=1, keepdims=True)).astype(np.float32)
