@@ -23,6 +23,12 @@ delta_rule(const int *step, int seq_begin, int state_from, int state_to, const f
     bool has_columns = column < D_V;
     start_dependents();
     if (s >= STEP_SEQS(step)) return;
+#ifdef MIN_TOKENS  // sequences of at least so many tokens of the step are for delta_chunks
+    if (step[seq_begin + s + 1] - step[seq_begin + s] >= MIN_TOKENS) {
+        wait_for_before();
+        return;
+    }
+#endif
     int to = step[state_to + s], from = STEP_DONE(step) ? to : step[state_from + s];
     auto place = [&](int entry, int c) { return (float4 *)(state + (((size_t)entry * HEADS + h) * D_V + column + c) * D_K); };
     float4 held[EACH][VECTORS];

@@ -9,6 +9,7 @@ import pytest
 
 from bitnet.core.hal import (
     KV_I8,
+    STATES,
     Device,
     GluNormQuant,
     Limits,
@@ -26,6 +27,7 @@ from bitnet.core.testing.attention import Heads, Paged, Part
 from bitnet.core.testing.cases import needs
 from bitnet.core.testing.linear import Grouped, check_groups
 from bitnet.core.testing.norms import check_codes
+from bitnet.core.testing.recurrent import Delta
 from bitnet.core.testing.rig import assert_within, dense, random_ternary, tensor, ternary, tokens
 from bitnet.core.testing.tables import Table, check_head
 from bitnet.cuda.attention import FAR
@@ -48,6 +50,23 @@ class TestConformance(ConformanceSuite):
     def test_head_on_tensor_cores(self, device: Device, rng: np.random.Generator, shape: Table) -> None:
         """One tile, several for a warp, and the last ones of fewer rows; one block's rows of x, and more."""
         check_head(device, rng, shape)
+
+    @needs(STATES)
+    @pytest.mark.parametrize(
+        "shape",
+        [
+            Delta(1, 1, 128, 128, 190),
+            Delta(2, 6, 128, 128, 700, tiled=1),
+            Delta(1, 5, 128, 36, 200),
+            Delta(2, 2, 32, 100, 300),
+            Delta(3, 6, 96, 132, 150),
+            Delta(1, 4, 64, 64, 520, tiled=1),
+        ],
+        ids=str,
+    )
+    def test_delta_rule_in_chunks(self, device: Device, rng: np.random.Generator, shape: Delta) -> None:
+        """Whole and ragged chunks, beside sequences of few tokens; five value heads of a key head; ragged columns."""
+        self.test_delta_rule(device, rng, shape)
 
     @pytest.mark.parametrize(
         ("m", "n", "k"),
@@ -83,6 +102,7 @@ class TestConformance(ConformanceSuite):
             Grouped(1, (8000, 9001), 4608, 128, add=True),
             Grouped(1, (2200,), 16384, 128),
             Grouped(1, (37,), 40960, 128),
+            Grouped(1, (5120,), 17408, 128, add=True),
             Grouped(5, (5,), 256, 128),
             Grouped(8, (2001, 70), 2560, 64, add=True),
             Grouped(9, (4000,), 1280, 128),

@@ -50,12 +50,22 @@ class BitsShape(NamedTuple):
 
 
 def bits_shape(w: TernaryBuffer, multiprocessors: int, most: int) -> BitsShape | None:
-    """The launch for a matrix, or None if the kernel does not support it with ``most`` bytes of shared memory."""
+    """The launch for a matrix, or None if the kernel does not support it with ``most`` bytes of shared memory.
+
+    Where two tiles of a long row do not fit, a block takes one at a time, shared by more warps.
+    """
     if w.group != GROUP or w.cols % STEP:
         return None
+    one = _shape(w, 1, FEW_WARPS, multiprocessors)
+    two = _shape(w, TILES, WARPS, multiprocessors)
+    wanted = (one,) if ceil_div(w.rows, ROWS) <= BLOCKS * multiprocessors else (two, one)
+    return next((shape for shape in wanted if shape.shared <= most), None)
+
+
+def _shape(w: TernaryBuffer, tiles: int, warps: int, multiprocessors: int) -> BitsShape:
+    """The launch of blocks of ``tiles`` tiles, each for at most ``warps`` warps."""
     count, steps, groups = ceil_div(w.rows, ROWS), w.cols // STEP, w.cols // GROUP
-    tiles, warps = (1, FEW_WARPS) if count <= BLOCKS * multiprocessors else (TILES, WARPS)
-    depth = 1 if count <= tiles * BLOCKS * multiprocessors else DEPTH
+    depth = 1 if count <= TILES * BLOCKS * multiprocessors else DEPTH
     each = ceil_div(steps, warps)
     split = ceil_div(steps, each)
     terms = 2 * tiles * ROWS * (groups | 1)
@@ -63,7 +73,7 @@ def bits_shape(w: TernaryBuffer, multiprocessors: int, most: int) -> BitsShape |
     at_once = max(1, min(BLOCKS, SHARED // (shared + RESERVED)))
     blocks = ceil_div(count, tiles)
     blocks = ceil_div(blocks, ceil_div(blocks, at_once * multiprocessors))  # which process the same number of tiles
-    return BitsShape(tiles, split, depth, blocks, shared) if shared <= most else None
+    return BitsShape(tiles, split, depth, blocks, shared)
 
 
 def bits_product(

@@ -23,7 +23,7 @@ from bitnet.core.hal import (
     NormRows,
     TernaryMatmul,
 )
-from bitnet.cuda.products import CLUSTERS, FEW_GROUP_TOKENS, MAX_CLUSTER, Products
+from bitnet.cuda.products import CLUSTERS, FEW_GROUP_TOKENS, MAX_CLUSTER, TENSOR_CORES, Products, shared_bytes
 from bitnet.cuda.weights import ternary
 
 GROUP = 256
@@ -39,6 +39,18 @@ GATE_TOKENS = 8
 GATE_ROWS = (2, 4)
 """Rows of a warp of it, in steps of few tokens and of many."""
 
+DELTA_TOKENS = 64
+"""Maximum tokens of a step without chunks of the delta rule."""
+DELTA_CHUNK, DELTA_COLUMNS, DELTA_GROUP = 64, 64, 256
+"""Sizes of delta_prepare and delta_chunks, as in their sources: tokens of a chunk, columns of a block, and threads of
+delta_prepare."""
+DELTA_PAIR, DELTA_FACTORS = 2 * DELTA_CHUNK**2, 4 * DELTA_CHUNK
+"""Elements of what delta_prepare leaves for each head of a chunk."""
+MIN_DELTA_TOKENS = 16
+"""Tokens of a sequence from which they are taken in chunks."""
+MAX_DELTA_WIDTH = 128
+"""Maximum rows of a state that are taken in chunks; more need too many registers."""
+
 
 class RecurrentLaunches:
     """The launches for a device with ``multiprocessors`` and a compute capability such as ``(9, 0)``.
@@ -51,13 +63,15 @@ class RecurrentLaunches:
         self, multiprocessors: int, capability: tuple[int, int], products: Products, rows: RowOps, plain: Dispatch
     ) -> None:
         self._multiprocessors, self._clusters = multiprocessors, capability >= CLUSTERS
+        self._tensor_cores, self._shared_bytes = capability >= TENSOR_CORES, shared_bytes(capability)
         self._products = products
         self._shared = recurrent_variants(rows, plain, self._absmax)
 
     def table(self) -> Dispatch:
         """The entries of operations of recurrent layers and of those with transforms."""
         return {
-            **dict.fromkeys((CausalConv, DeltaRule), self._overlapping),
+            CausalConv: self._overlapping,
+            DeltaRule: self.delta_rule,
             DeltaGates: self.delta_gates,
             GatedQuant: self.quantised,
             Transformed: self.quantised,
@@ -75,6 +89,48 @@ class RecurrentLaunches:
             grid = (ceil_div(2 * heads, GROUP // 32 * GATE_ROWS[many]), ceil_div(bucket.tokens, GATE_TOKENS), 1)
             launch = replace(launch, kernel=spec, grid=grid, block=(GROUP, 1, 1))
         return [launch]
+
+    def delta_rule(self, ctx: Context, op: DeltaRule, bucket: Bucket) -> list[Launch]:
+        """Token by token or, on tensor cores, in chunks: a step may have sequences for either."""
+        (launch,) = self._overlapping(ctx, op, bucket)
+        heads, d_k, d_v = ctx.program.states[op.state].shape
+        stages = self._chunk_stages(d_k)
+        if not stages or bucket.tokens <= DELTA_TOKENS or ctx.program.deterministic:
+            return [launch]
+        seqs = min(bucket.tokens, ctx.program.limits.max_seqs)
+        places = bucket.tokens // DELTA_CHUNK + seqs
+        most = ctx.program.limits.max_tokens // DELTA_CHUNK + ctx.program.limits.max_seqs
+        matrices = ctx.scratch("delta matrices", most * heads * DELTA_PAIR * 4)
+        factors = ctx.scratch("delta factors", most * heads * DELTA_FACTORS * 4)
+        defines = {"D_K": d_k, "D_V": d_v, "HEADS": heads, "K_HEADS": op.k_heads, "TILED": int(op.tiled)}
+        defines["MIN_TOKENS"] = MIN_DELTA_TOKENS
+        qkv, gates = ctx.tensors[op.qkv], ctx.tensors[op.gates]
+        begin, source, target = (ctx.offset(name) for name in ("seq_begin", "state_from", "state_to"))
+        solved = min(heads // op.k_heads, DELTA_GROUP // DELTA_CHUNK) * DELTA_CHUNK * (DELTA_CHUNK + 4)
+        prepare = Launch(
+            KernelSpec("delta_prepare", "delta_prepare", tuple(defines.items())),
+            (places, op.k_heads, 1),
+            (DELTA_GROUP, 1, 1),
+            (ctx.step, begin, qkv, gates, matrices, factors, np.float32(op.eps)),
+            shared=4 * max(2 * DELTA_CHUNK * d_k, solved),
+            overlaps=True,
+        )
+        chunks = Launch(
+            KernelSpec("delta_chunks", "delta_chunks", (*defines.items(), ("STAGES", stages))),
+            (ceil_div(d_v, DELTA_COLUMNS), heads, seqs),
+            (2 * DELTA_COLUMNS, 1, 1),
+            (ctx.step, begin, source, target, qkv, matrices, factors, ctx.state(op.state), ctx.tensors[op.out]),
+            shared=stages * _delta_stage(d_k),
+            overlaps=True,
+        )
+        few = replace(launch.kernel, defines=(*launch.kernel.defines, ("MIN_TOKENS", MIN_DELTA_TOKENS)))
+        return [replace(launch, kernel=few), prepare, chunks]
+
+    def _chunk_stages(self, d_k: int) -> int:
+        """Chunks of the delta rule that a block has in shared memory; 0 where it cannot have one."""
+        if not self._tensor_cores or d_k % 32 or d_k > MAX_DELTA_WIDTH:
+            return 0
+        return min(2, self._shared_bytes // _delta_stage(d_k))
 
     def quantised(self, ctx: Context, op: Transforming, bucket: Bucket) -> list[Launch]:
         """A quantisation with a transform or a gate, in one launch if the kernel supports its shape."""
@@ -158,3 +214,8 @@ class RecurrentLaunches:
         spec = KernelSpec("norm_quant", "norm_quant", tuple(defines.items()))
         args = (ctx.step, x, x, np.float32(0), *outs)
         return Launch(spec, (bucket.tokens, 1, 1), (GROUP, 1, 1), args, overlaps=True)
+
+
+def _delta_stage(d_k: int) -> int:
+    """Bytes of shared memory of a chunk in delta_chunks."""
+    return 4 * (2 * DELTA_CHUNK * d_k + DELTA_PAIR + DELTA_FACTORS)
