@@ -16,6 +16,8 @@ import pytest
 
 SAMPLE = Path(__file__).parent / "sample"
 DOCS = Path(__file__).resolve().parents[2] / "docs"
+GUIDED = ("docs/outside-the-tree.md", "docs/adding-a-backend.md", "packages/bitnet-core/src/bitnet/core/hal")
+"""What the guide is, and what it is about."""
 GUIDE, PARTS = DOCS / "outside-the-tree.md", DOCS / "adding-a-backend.md"
 Run = Callable[..., "subprocess.CompletedProcess[str]"]
 
@@ -178,6 +180,8 @@ def follow(guide: str, package: Path) -> None:
         (package / path).write_text(text, encoding="utf-8")
 
 
+# Takes 11 s: a build, and three commands that open devices. test_adding_a_backend.py tests the same blocks in the tree.
+@pytest.mark.nightly(unless_changed=GUIDED)
 def test_the_guide_leads_to_a_backend(run: Run, tmp_path: Path) -> None:
     guide = GUIDE.read_text(encoding="utf-8")
     for there, here in (PLACES | NAMES).items():
