@@ -18,6 +18,7 @@ import pytest
 from bitnet.core.gpu import Bucket, Context, KernelSpec, Launch
 from bitnet.core.gpu.clc import ClcOps
 from bitnet.core.gpu.clc.amd import architecture
+from bitnet.core.gpu.clc.amd_products import GROUPS as MATRIX_GROUPS
 from bitnet.core.gpu.drivers.compiling import compile_all
 from bitnet.core.gpu.ops import advance
 from bitnet.core.gpu.plan import lower
@@ -169,7 +170,7 @@ def check(name: str, shape: str, code_object: CodeObject) -> None:
     codes = compile_all(lambda unit: code_object(units[unit], name), list(units))
     many = "ternary_gemm" if kind.matrix == "none" else "amd/ternary_gemm_matrix"
     products = {"ternary_groups", "head_norms"} if "group" in SHAPES[shape] else {"ternary_decode", many}
-    products |= {many} if "group" in SHAPES[shape] and kind.matrix != "none" else set()
+    products |= {many} if SHAPES[shape].get("group") in MATRIX_GROUPS and kind.matrix != "none" else set()
     prefill = "attention_prefill" if kind.matrix == "none" else "amd/attention_prefill_matrix"
     products |= {"add_bias", "center_rows"} if "biased" in SHAPES[shape] else set()
     products |= RECURRENT if shape == "hybrid" else set()
