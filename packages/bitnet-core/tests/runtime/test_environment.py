@@ -18,10 +18,9 @@ import pytest
 from numpy.linalg import _umath_linalg as umath_linalg
 
 import bitnet.core
-from bitnet.core.errors import BitNetError, InvalidInputError
+from bitnet.core.errors import InvalidInputError
 from bitnet.core.support import dynlib, env, log, system
 from bitnet.core.support.dynlib import file_of, open_library, stamp
-from bitnet.core.support.files import replacing
 
 SOURCES = Path(bitnet.core.__file__).parent
 
@@ -357,53 +356,3 @@ class TestImport:
         )
         assert "bench-serve" in ran.out
         assert ran.out.splitlines()[-1] == "[]"
-
-
-class TestFiles:
-    def test_whole_or_not_at_all(self, tmp_path: Path) -> None:
-        path = tmp_path / "x"
-        path.write_text("old")
-
-        def give_up() -> None:
-            with replacing(path) as file:
-                file.write(b"half")
-                raise KeyError
-
-        with pytest.raises(KeyError):
-            give_up()
-        assert path.read_text() == "old"
-        link = tmp_path / "link"
-        link.symlink_to(path)
-        with replacing(link) as file:
-            file.write(b"new")
-        assert path.read_text() == "new"
-        assert link.is_symlink()
-        assert sorted(p.name for p in tmp_path.iterdir()) == ["link", "x"]
-
-    @pytest.mark.parametrize("unnamed", [True, False])
-    def test_many_writers_of_one_name(self, tmp_path: Path, unnamed: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-        """Each file is one writer's, also where it comes while another is written; what is abandoned is removed."""
-        if not unnamed:
-            monkeypatch.setattr("bitnet.core.support.files._unnamed", lambda folder: None)
-        path = tmp_path / "x"
-        (tmp_path / ".x.0123abcd.tmp").write_text("of one that was killed")
-        (tmp_path / ".x.name.tmp").write_text("somebody's")
-        with replacing(path) as outer:
-            outer.write(b"outer")
-            with replacing(path) as inner:
-                inner.write(b"inner")
-            assert path.read_text() == "inner"
-        assert path.read_text() == "outer"
-        left = {p.name for p in tmp_path.iterdir()}
-        assert left - {".x.0123abcd.tmp"} == {"x", ".x.name.tmp"}
-        if not unnamed:
-            assert ".x.0123abcd.tmp" not in left
-        (tmp_path / "plain").touch()
-        assert path.stat().st_mode == (tmp_path / "plain").stat().st_mode
-
-    @pytest.mark.parametrize("name", ["absent/x", "file/x", "."])
-    def test_where_nothing_can_be_written(self, tmp_path: Path, name: str) -> None:
-        (tmp_path / "file").touch()
-        with pytest.raises(BitNetError, match="cannot be written"), replacing(tmp_path / name) as file:
-            file.write(b"x")
-        assert [p.name for p in tmp_path.iterdir()] == ["file"]
