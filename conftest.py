@@ -11,6 +11,8 @@ nightly: one in ``SHARE`` still runs, a different selection for each commit. Fil
 ``BUDGET`` seconds of work together; if they would take longer, the longest ones run a share of their tests
 (:mod:`shares`), those that a changed path has called from the night among them. The end of a run says how many were
 left out.
+
+Long, because pytest finds its hooks here; which files are long, and their shares, are in the modules named above.
 """
 
 from __future__ import annotations
@@ -93,7 +95,7 @@ LONG: Mapping[str, tuple[str, ...]] = {
     "tests/packaging/test_old_wheels.py": BUILDS,
     "tests/tools/": TOOLS,
     "tests/tools/test_opencl_family.py": (*TOOLS, "packages/bitnet-opencl/src"),
-    "tests/tools/test_layers.py": ("tools", "packages/bitnet-core/src", "packages/bitnet-server/src"),
+    "tests/tools/test_layers.py": ("conftest.py", "kernels", "packages", "tests", "tools"),
     "tests/tools/test_mutants.py": ("tools", "tests", "packages"),
     CORE + "cpu/": ("kernels/cpu", CORE + "cpu"),
     CORE + "testing/": (),

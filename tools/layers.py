@@ -1,10 +1,12 @@
 """Prints the rooms of ``bitnet.core`` and ``bitnet.server``, lowest floor first, and what breaks their order.
 
 A room is a module or folder directly below the package. It imports from rooms below it, never from one above, and no
-modules import each other in a circle. Imports inside functions and under ``TYPE_CHECKING`` count. A file of more than
-``MAX_LINES`` lines says in its docstring why it is that long, in a sentence that begins with "Long".
+modules import each other in a circle. Imports inside functions and under ``TYPE_CHECKING`` count.
 
-    layers.py      prints; exit status 1 if something breaks the order
+Any source file of the repository that has more than ``MAX_LINES`` lines gives the reason in its first docstring or
+comment, in a sentence that begins with "Long".
+
+    layers.py      prints; exit status 1 if something breaks the order or gives no reason
 """
 
 from __future__ import annotations
@@ -12,16 +14,24 @@ from __future__ import annotations
 import argparse
 import ast
 import re
+import subprocess
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache, cached_property
+from itertools import takewhile
 from pathlib import Path
 
 REPOSITORY = Path(__file__).resolve().parents[1]
 MAX_LINES = 400
 """Number of lines from which a file needs a reason."""
+SOURCES = (
+    *(".c", ".cl", ".clh", ".comp", ".cpp", ".css", ".cu", ".cuh", ".glsl", ".h", ".js", ".m", ".metal", ".mjs", ".py"),
+    *(".sh", ".wgsl"),
+)
+"""How the names of source files end; data, documents and lists of tests' answers are as long as they are."""
 _REASON = re.compile(r"\bLong[ ,:].*?\.(?=\s|$)", re.DOTALL)
+_COMMENT = re.compile(r"\s*(//|/?\*|#)")
 
 
 @cache
@@ -104,15 +114,26 @@ class House:
 
         return next(filter(None, (follow([name]) for name in edges if name not in done)), ())
 
-    def long_files(self) -> dict[str, str]:
-        """The files of more than ``MAX_LINES`` lines, each with its reason; empty where it has none."""
-        found = {}
-        for path in sorted(self.root.rglob("*.py")):
-            text = path.read_text(encoding="utf-8")
-            if text.count("\n") > MAX_LINES:
-                reason = _REASON.search(ast.get_docstring(ast.parse(text)) or "")
-                found[path.relative_to(self.root).as_posix()] = " ".join(reason[0].split()) if reason else ""
-        return found
+
+def why_long(path: Path) -> str | None:
+    """The reason for a source file's length: ``None`` where it needs none, empty where it gives none."""
+    text = path.read_text(encoding="utf-8")
+    if text.count("\n") <= MAX_LINES:
+        return None
+    if path.suffix == ".py":
+        begin = ast.get_docstring(ast.parse(text)) or ""
+    else:
+        begin = "\n".join(_COMMENT.sub("", line, count=1) for line in takewhile(_COMMENT.match, text.splitlines()))
+    reason = _REASON.search(begin)
+    return " ".join(reason[0].split()) if reason else ""
+
+
+def long_files() -> dict[str, str]:
+    """The repository's source files of more than ``MAX_LINES`` lines, each with its reason or nothing."""
+    words = ["git", "ls-files", "--cached", "--others", "--exclude-standard"]
+    names = subprocess.run(words, cwd=REPOSITORY, capture_output=True, text=True, check=True).stdout.splitlines()
+    sources = [name for name in names if name.endswith(SOURCES) and (REPOSITORY / name).is_file()]
+    return {name: why for name in sorted(sources) if (why := why_long(REPOSITORY / name)) is not None}
 
 
 CORE = House(
@@ -155,10 +176,6 @@ def report(house: House) -> tuple[str, bool]:
     faults = [f"up: {line}" for line in house.upward()]
     if ring := house.circle():
         faults.append(f"circle: {' -> '.join(ring)}")
-    for file, reason in house.long_files().items():
-        lines.append(f"over {MAX_LINES} lines: {file}: {reason or 'no reason is given'}")
-        if not reason:
-            faults.append(f"no reason for its length: {file}")
     return "\n".join([*lines, *(faults or ["No import goes up, and there is no circle."])]), not faults
 
 
@@ -166,7 +183,11 @@ def main() -> int:
     argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter).parse_args()
     reports = [report(house) for house in HOUSES]
     print("\n\n".join(text for text, _ in reports))
-    return int(not all(whole for _, whole in reports))
+    long = long_files()
+    print(f"\nOver {MAX_LINES} lines:")
+    for file, reason in long.items():
+        print(f"{file}: {reason or 'no reason is given'}")
+    return int(not all(whole for _, whole in reports) or not all(long.values()))
 
 
 if __name__ == "__main__":

@@ -8,6 +8,8 @@ still round an activation to different sides where it stands on a border between
 logits of a small model by about 1 %, and reaches all later tokens through the cache. So the model runs in float64 too,
 and each row of logits is marked as *determined* or not: whether every int8 code it depends on is ``CLEAR`` times as far
 from a border as float32 moves it. Prompts are tried until enough rows are; the file says how many were.
+
+Long, because one program changes transformers' classes for each family and watches how they round.
 """
 
 from __future__ import annotations

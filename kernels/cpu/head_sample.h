@@ -10,6 +10,8 @@
  *
  * The rows of the logits then hold approximate scores. Where the step says that somebody reads them, native.c runs
  * dense_matmul and sample instead.
+ *
+ * Long, because the stages of one operation hand on the same rows, lists and thresholds, in one order.
  */
 #include <stdlib.h>
 

@@ -17,7 +17,7 @@
 // DEPTH tiles of a warp are fetched ahead: into registers or, where RING, to a ring in shared memory that each warp has for itself. The
 // latter takes rows of 128 or 256 bytes, and blocks of the cache that are whole tiles.
 //
-// One kernel, and longer than other files: fetching, products, softmax and merging share its registers and shared memory. Its
+// Long, because it is one kernel: fetching, products, softmax and merging share its registers and shared memory. Its
 // constants and single steps are in attention_split.cuh.
 #include "attention_split.cuh"
 

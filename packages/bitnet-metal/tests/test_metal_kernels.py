@@ -1,4 +1,7 @@
-"""Each Metal kernel, run on the CPU by the shim, against the operation in float64. Outputs are poisoned before."""
+"""Each Metal kernel, run on the CPU by the shim, against the operation in float64. Outputs are poisoned before.
+
+Long, because each kernel has a test of its own, and all share the poisoned steps and bounds.
+"""
 
 from __future__ import annotations
 

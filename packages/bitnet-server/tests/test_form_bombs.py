@@ -2,6 +2,8 @@
 
 Each family makes a form of a size. A server in a process of its own gets them, four at a time, while another client
 streams.
+
+Long, because it is one list: each family of forms is a function of a few lines.
 """
 
 from __future__ import annotations

@@ -1,4 +1,7 @@
-"""Several models, loaded on demand within a bound; models that fail and come back; files that are loaded anew."""
+"""Several models, loaded on demand within a bound; models that fail and come back; files that are loaded anew.
+
+Long, because loading, failing and waiting are tested on one scripted loader.
+"""
 
 from __future__ import annotations
 

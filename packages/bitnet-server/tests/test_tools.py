@@ -1,4 +1,7 @@
-"""Tool calls, with the official clients: scripted answers as each family writes, and the demo model held to a call."""
+"""Tool calls, with the official clients: scripted answers as each family writes, and the demo model held to a call.
+
+Long, because each way to write calls goes through the same checks, which share the families' tables.
+"""
 
 from __future__ import annotations
 

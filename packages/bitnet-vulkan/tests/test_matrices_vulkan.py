@@ -3,6 +3,8 @@
 Its source is run with the matrices' type and functions exchanged for plain ones that do what their specification
 says: places, masks, tiles and the order of barriers are those of the kernel. That it is valid SPIR-V is tested with the
 other modules; which of a device's products is chosen, here.
+
+Long, because the plain functions, in GLSL, that stand for those of the matrices serve all of its tests.
 """
 
 from __future__ import annotations

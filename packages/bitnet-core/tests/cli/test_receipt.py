@@ -1,4 +1,7 @@
-"""Receipts on the command line: what each check proves, and what a forger can do."""
+"""Receipts on the command line: what each check proves, and what a forger can do.
+
+Long, because its forgeries and stories are lists beside the tests that try them.
+"""
 
 from __future__ import annotations
 

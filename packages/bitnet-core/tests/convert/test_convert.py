@@ -1,4 +1,7 @@
-"""Converted models hold the weights, the tokenizer and the settings of the folder they came from."""
+"""Converted models hold the weights, the tokenizer and the settings of the folder they came from.
+
+Long, because each family of models and each fault of a folder is tested through the same few helpers.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""The Python API on a small model file, through the tokenizer and the chat template in it."""
+"""The Python API on a small model file, through the tokenizer and the chat template in it.
+
+Long, because all of the API is tested on one model, which is made and loaded once.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""The kernel cache returns the right data or none, whatever happens to its files, folder and users."""
+"""The kernel cache returns the right data or none, whatever happens to its files, folder and users.
+
+Long, because each thing that may happen to the cache is a test of its own.
+"""
 
 from __future__ import annotations
 

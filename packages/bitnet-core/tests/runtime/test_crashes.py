@@ -1,4 +1,7 @@
-"""Backends that crash, hang or print: really installed, and used through the command line."""
+"""Backends that crash, hang or print: really installed, and used through the command line.
+
+Long, because each way to fail is one test on the same installed backend.
+"""
 
 from __future__ import annotations
 

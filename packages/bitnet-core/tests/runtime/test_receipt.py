@@ -1,4 +1,7 @@
-"""Receipts of real runs hold; edited ones do not, however carefully they are edited."""
+"""Receipts of real runs hold; edited ones do not, however carefully they are edited.
+
+Long, because the list of edits, one for each field and rule of a receipt, belongs beside the test that tries them.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Devices broken on purpose: the suite must notice each of them."""
+"""Devices broken on purpose: the suite must notice each of them.
+
+Long, because it is one list: each defect is a function of a few lines and an entry of ``MUTANTS``.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Our tokenizers against Hugging Face's, and what a special token, a byte and a stream are."""
+"""Our tokenizers against Hugging Face's, and what a special token, a byte and a stream are.
+
+Long, because both kinds of vocabulary go through the same questions.
+"""
 
 from __future__ import annotations
 

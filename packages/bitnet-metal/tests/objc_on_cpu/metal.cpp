@@ -1,5 +1,6 @@
 // Metal's classes as far as the binding uses them. Command buffers run when they are waited for, one after the other, on the CPU:
 // kernels are compiled by the shim beside this folder. Faults are put in by METAL_TEST_... of the environment.
+// Long, because all classes register their methods in one table and see each other's fields.
 #include <dlfcn.h>
 #include <sys/mman.h>
 #include <unistd.h>

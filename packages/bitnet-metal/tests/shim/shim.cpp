@@ -1,6 +1,7 @@
 // Runs a kernel that was compiled for the CPU: the threads of a threadgroup are fibres, one running at a time, from one barrier (or
 // function of a simdgroup) to the next. The compiler calls __asan_load4 and its like before each access (its own runtime is not
 // linked): those look the address up among the launch's buffers, threadgroup memory, constants and the fibre's stack.
+// Long, because barriers, functions of a simdgroup and checks of addresses share the state of the running fibre.
 #include "shim.h"
 #include "fibre.h"
 #include "table.h"

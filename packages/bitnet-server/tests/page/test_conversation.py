@@ -1,4 +1,7 @@
-"""Conversations in a browser, with the demo model behind a real server."""
+"""Conversations in a browser, with the demo model behind a real server.
+
+Long, because each thing that a person does in a conversation is a test of its own, on one open page.
+"""
 
 from __future__ import annotations
 
