@@ -102,12 +102,13 @@ def test_every_decision_is_listed() -> None:
 
 
 def test_every_decision_says_where_it_stands() -> None:
-    """Accepted on a day, or superseded by a page that is there."""
+    """Accepted on a day, and, if superseded, by a page that is there."""
     for file in (ROOT / "docs/adr").glob("[0-9]*.md"):
         status = file.read_text(encoding="utf-8").splitlines()[2]
-        newer = re.match(r"\*\*Status\.\*\* Superseded by \[\d{4}\]\(([\w-]+\.md)\)\.", status)
-        assert (newer and (file.parent / newer[1]).is_file()) or re.match(
-            r"\*\*Status\.\*\* Accepted, 20\d\d-\d\d-\d\d\.", status
+        assert re.match(r"\*\*Status\.\*\* Accepted, 20\d\d-\d\d-\d\d\.", status), file.name
+        newer = re.search(r"Superseded by (.*)", status)
+        assert not newer or (
+            (found := re.match(r"\[\d{4}\]\(([\w-]+\.md)\)\.", newer[1])) and (file.parent / found[1]).is_file()
         ), file.name
 
 
