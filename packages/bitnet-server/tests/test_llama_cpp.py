@@ -213,6 +213,7 @@ def test_paths_without_a_version(demo: Any) -> None:
     for action in ("save", "restore", "erase"):
         answer = demo.client.post(f"/slots/0?action={action}", json={"filename": "x.bin"})
         assert (answer.status_code, answer.json()["error"]["code"]) == (501, "unsupported_endpoint")
+        assert "--slot-save-path" in answer.json()["error"]["message"]
 
 
 def with_marks(source: Path, path: Path, names: list[str]) -> None:

@@ -184,6 +184,8 @@ def test_errors_are_one_line(tmp_path: Path) -> None:
         assert f"--ssl-certfile {odd} is not a file." in bitnet("serve", "--ssl-certfile", str(odd)).stderr
     folder = bitnet("serve", "--uds", str(tmp_path / "none" / "socket"))
     assert (folder.returncode, "its folder does not exist" in folder.stderr) == (2, True)
+    slots = bitnet("serve", "--slot-save-path", str(tmp_path / "none"))
+    assert (slots.returncode, "is not a folder" in slots.stderr) == (2, True)
     later = bitnet("serve", "-m", str(default_model_path()), "-m", str(none))
     assert (later.returncode, f"{none}: cannot be opened" in later.stderr) == (4, True), later.stderr
     keys = bitnet("serve", "--api-key-file", str(none)).stderr

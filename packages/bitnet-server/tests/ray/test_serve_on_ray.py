@@ -37,6 +37,7 @@ def refused(*arguments: str) -> str:
         (["--ray", "--gpus-per-replica", "nan"], "nan"),
         (["--ray", "--uds", "socket"], "--uds and --ray exclude each other"),
         (["--ray", "--max-memory", "8"], "--max-memory and --ray exclude each other"),
+        (["--ray", "--slot-save-path", "."], "--slot-save-path and --ray exclude each other"),
         (["--ray", "--port", "0"], "--port 0 and --ray exclude each other"),
         (["--ray", "-m", "missing.gguf"], "missing.gguf"),
     ],

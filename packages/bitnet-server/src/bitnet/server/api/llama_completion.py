@@ -9,7 +9,7 @@ from bitnet.core import Chunk, Completion
 from bitnet.core.engine import GenerationOptions, TokenLogprob
 from bitnet.server.api.known_fields import LLAMA_COMPLETION
 from bitnet.server.api.llama_probabilities import Probabilities
-from bitnet.server.api.llama_settings import DEFAULTS, settings
+from bitnet.server.api.llama_settings import DEFAULTS, NO_SLOT, named_slot, settings
 from bitnet.server.api.openai import error_body, event, timings
 from bitnet.server.api.progress import Progress
 from bitnet.server.forms.structured import openai_form
@@ -21,8 +21,6 @@ from bitnet.server.models.service import Service
 from bitnet.server.request.errors import RequestError
 from bitnet.server.request.fields import Fields
 
-NO_SLOT = -1
-"""The slot of every answer: requests are not bound to slots here."""
 MAX_RESPONSE_FIELDS = 64
 
 Prompts = Callable[[], Sequence[Sequence[int]]]
@@ -97,6 +95,8 @@ class LlamaAnswer:
         self._only = fields.strings("response_fields", MAX_RESPONSE_FIELDS)
         self._said = {"stream": fields.flag("stream"), "timings_per_token": fields.flag("timings_per_token")}
         self._progress = Progress(fields)
+        slot = named_slot(service, fields)
+        self._slot = NO_SLOT if slot is None else slot
         self._counts: dict[int, int] = {}
         self._prompt_tokens: dict[int, int] = {}
         self.prompts: Sequence[str] = ()
@@ -122,7 +122,7 @@ class LlamaAnswer:
                 "content": chunk.text if i == len(each) - 1 else "",
                 "tokens": tokens,
                 "stop": False,
-                "id_slot": NO_SLOT,
+                "id_slot": self._slot,
                 "tokens_predicted": self._counts[index],
                 "tokens_evaluated": self._prompt_tokens.get(index, 0),
             }
@@ -154,7 +154,7 @@ class LlamaAnswer:
             "index": index,
             "content": completion.text,
             "tokens": completion.tokens if self._tokens else [],
-            "id_slot": NO_SLOT,
+            "id_slot": self._slot,
             "stop": True,
             "model": self._service.names[0],
             "tokens_predicted": len(completion.tokens),

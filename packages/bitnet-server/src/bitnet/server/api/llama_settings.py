@@ -10,11 +10,27 @@ from bitnet.core.engine.options import OptionArguments
 from bitnet.core.text.tokenizer import Tokenizer
 from bitnet.server.generation.logit_bias import NEVER
 from bitnet.server.generation.samplers import ORDER
+from bitnet.server.models.service import Service
+from bitnet.server.request.fields import Fields
 
 DEFAULTS: OptionArguments = {"temperature": 0.8, "top_k": 40, "top_p": 0.95, "min_p": 0.05}
 """What llama.cpp samples with where a request says nothing."""
 RANDOM_SEED = 0xFFFFFFFF
 """How llama.cpp's server writes that a seed is drawn for each request."""
+NO_SLOT = -1
+"""The slot of requests that name none."""
+
+
+def named_slot(service: Service, fields: Fields) -> int | None:
+    """The slot that keeps a request's tokens; None: it names none, or the server keeps none.
+
+    Raises:
+        RequestError: There is no such slot.
+    """
+    if service.shared.settings.slot_save_path is None:
+        return None
+    slot = fields.integer("id_slot", NO_SLOT, service.shared.places - 1)
+    return None if slot == NO_SLOT else slot
 
 
 def settings(options: GenerationOptions, tokenizer: Tokenizer, seed: int) -> dict[str, Any]:

@@ -10,7 +10,6 @@ from bitnet.server.models.pooled import PooledModel
 from bitnet.server.models.service import Service
 from bitnet.server.models.state import State
 from bitnet.server.request.call import Call
-from bitnet.server.request.errors import RequestError
 
 
 def model_entry(one: PooledModel, name: str) -> dict[str, Any]:
@@ -108,19 +107,6 @@ async def slots(service: Service, call: Call) -> None:
             {"id": i, "n_ctx": service.model.context, "is_processing": i < load.running}
             for i in range(service.shared.places)
         ]
-    )
-
-
-async def slot(state: State, call: Call) -> None:
-    """Refuse to save, restore or erase a slot.
-
-    Raises:
-        RequestError: Always.
-    """
-    raise RequestError(
-        501,
-        "Slots cannot be saved, restored or erased: prompts are cached by their content, for all requests alike.",
-        code="unsupported_endpoint",
     )
 
 

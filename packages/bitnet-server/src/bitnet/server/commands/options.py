@@ -12,7 +12,18 @@ from bitnet.core.cli.options import F, FileName, model_options
 from bitnet.core.errors import BitNetError
 
 GROUPS = {
-    "Clients": ("alias", "model_alias", "any_model", "api_key", "api_key_file", "cors", "page", "mcp", "file_storage"),
+    "Clients": (
+        "alias",
+        "model_alias",
+        "any_model",
+        "api_key",
+        "api_key_file",
+        "cors",
+        "page",
+        "mcp",
+        "file_storage",
+        "slot_save_path",
+    ),
     "Limits": (
         "parallel",
         "max_queue",

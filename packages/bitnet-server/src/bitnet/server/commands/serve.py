@@ -111,6 +111,12 @@ if TYPE_CHECKING:
     help="Maximum gigabytes of these files.",
 )
 @click.option(
+    "--slot-save-path",
+    metavar="DIR",
+    type=FileName(),
+    help="Folder to which llama.cpp's /slots saves.  [default: slots are not saved]",
+)
+@click.option(
     "--reasoning-budget", metavar="N", type=click.IntRange(0), help="Maximum tokens of a thought.  [default: no limit]"
 )
 @click.option(
@@ -218,6 +224,8 @@ def serve(**params: Any) -> None:
             _check_readable(f"--{name.replace('_', '-')}", params[name])
     if params["uds"] is not None and not params["uds"].absolute().parent.is_dir():
         raise InvalidInputError(f"--uds {params['uds']}: its folder does not exist.")
+    if params["slot_save_path"] is not None and not params["slot_save_path"].is_dir():
+        raise InvalidInputError(f"--slot-save-path {params['slot_save_path']} is not a folder.")
 
     from bitnet.server.http.listening import Listen, serve_models
     from bitnet.server.models.settings import Settings
@@ -234,6 +242,7 @@ def serve(**params: Any) -> None:
         max_stored=params["max_stored"],
         file_storage=None if params["file_storage"] is None else str(params["file_storage"].absolute()),
         max_file_storage=int(params["max_file_storage"] * 1e9),
+        slot_save_path=None if params["slot_save_path"] is None else str(params["slot_save_path"].absolute()),
         reasoning_budget=params["reasoning_budget"],
         model_aliases=params["model_alias"],
         any_model=params["any_model"],
@@ -248,7 +257,7 @@ def serve(**params: Any) -> None:
 
 
 def _serve_on_ray(params: dict[str, Any], settings: Settings, listen: Listen) -> None:
-    for name in ("uds", "max_memory", "models", "isolate"):
+    for name in ("uds", "max_memory", "models", "isolate", "slot_save_path"):
         if params[name]:
             raise click.UsageError(f"--{name.replace('_', '-')} and --ray exclude each other.")
     if params["min_replicas"] is not None and params["replicas"] != "auto":

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
+from array import array
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
@@ -109,6 +110,7 @@ class Job:
         rules: Which tokens it may hold; None: any.
         include_stop: Whether the stop string that ends an answer is part of its text.
         ignored: What the request asks for in vain, such as tools that this server does not run; a header names it.
+        slot: The slot that keeps the last prompt's tokens and those of its last answer; None: none does.
     """
 
     prompts: Callable[[], Sequence[Sequence[int]]]
@@ -121,6 +123,7 @@ class Job:
     rules: TokenRules | None = None
     include_stop: bool = False
     ignored: Sequence[str] = ()
+    slot: int | None = None
 
 
 async def run(service: Service, call: Call, job: Job) -> None:
@@ -139,7 +142,7 @@ async def run(service: Service, call: Call, job: Job) -> None:
 
 
 class Background:
-    """A request that is computed when it has been answered already."""
+    """A request whose answer is sent to nobody, such as one that has been answered already."""
 
     def __init__(self, service: Service, call: Call, job: Job) -> None:
         self._run = _Run(service, call.detached(), job)
@@ -168,6 +171,7 @@ class _Run:
         self._awaited: asyncio.Future[Any] | None = None  # work that has not been submitted yet
         self._over = False
         self._prompt_tokens = 0
+        self._last_prompt = array("i")
 
     async def __call__(self) -> None:
         job, service = self._job, self._service
@@ -201,6 +205,8 @@ class _Run:
         job = self._job
         prompts = job.prompts()
         self._prompt_tokens = sum(map(len, prompts))
+        if job.slot is not None:
+            self._last_prompt = array("i", prompts[-1])
         self._requests = self._service.backend.submit(
             prompts, job.options, n=job.n, restriction=self._restriction, receipt=job.receipt, whole=job.stream is None
         )
@@ -291,6 +297,8 @@ class _Run:
             made = self._service.shared.in_thread(lambda: [make(request) for request in self._requests])
             receipts = await self._in_time(made)
         self._service.loaded.proved = True
+        if self._job.slot is not None:  # the last token of an answer is not in the KV cache
+            self._service.slots[self._job.slot] = self._last_prompt + array("i", done[-1].tokens[:-1])
         return Result([self._with_stop(completion, completion) for completion in done], self._job.n, receipts)
 
     def _with_stop(self, part: Part, completion: Completion | None) -> Part:

@@ -7,7 +7,7 @@ import re
 import time
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import AsyncExitStack, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 from bitnet.server.api import (
@@ -25,10 +25,12 @@ from bitnet.server.api import (
     openai_completions,
     page,
     responses,
+    slots,
     status,
     stored,
     text,
 )
+from bitnet.server.api.llama_settings import named_slot
 from bitnet.server.api.openai import error_body
 from bitnet.server.generation.job import Job, run
 from bitnet.server.models.service import Service
@@ -97,19 +99,21 @@ def of_model(
     *,
     generates: bool = False,
     without: WithoutModel | None = None,
+    bodiless: bool = False,
 ) -> Endpoint:
     """An endpoint whose body names the model; by default the first one.
 
     Args:
         without: Answers a request for which the model need not be loaded; returns whether it has.
         generates: Whether its requests count as running or waiting.
+        bodiless: Whether a request may leave out its body, which then counts as an empty object.
     """
 
     async def handle(state: State, call: Call) -> None:
         counts = generates and not call.admitted
         if counts:
             state.admission.check_room()
-        fields = Fields(await call.json())
+        fields = Fields(await call.json(optional=bodiless))
         if without is not None and await without(state, call, fields):
             return
         with state.admission.admitted() if counts else nullcontext():
@@ -123,7 +127,8 @@ def generating(path: str, parse: Parse, errors: ErrorBody = error_body) -> Endpo
     """An endpoint whose requests are generations: ``parse`` turns the body into a job."""
 
     async def answer(service: Service, call: Call, fields: Fields) -> None:
-        await run(service, call, await call.read(lambda: parse(service, fields)))
+        job = await call.read(lambda: parse(service, fields))
+        await run(service, call, replace(job, slot=named_slot(service, fields)))
 
     return of_model(path, answer, errors, generates=True)
 
@@ -166,7 +171,7 @@ ENDPOINTS = (
     Endpoint("/version", status.version),
     of_current("/props", status.props),
     of_current("/slots", status.slots),
-    Endpoint("/slots/{id}", status.slot, ("POST",)),
+    of_model("/slots/{id}", slots.act, bodiless=True),
     Endpoint("/lora-adapters", status.adapters),
     Endpoint("/metrics", status.metrics),
     of_current("/devices", devices.devices),

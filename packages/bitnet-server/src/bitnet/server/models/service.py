@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from array import array
 from collections.abc import Callable, Iterable, Sequence
 from copy import copy
 from dataclasses import dataclass
@@ -65,6 +66,7 @@ class Service:
         reloads: Whether the server loaded it, and may unload it.
         proved: Whether it has answered a request since its device last failed.
         embedding: Held by the request whose vectors of texts are being computed.
+        slots: By slot, the tokens of the last request that named it, without the last one of its answer.
         retired: Whether another model has replaced it; it is closed when its last request ends.
         preset: What requests get that say nothing else.
     """
@@ -80,6 +82,7 @@ class Service:
         self.users = 0
         self.proved, self.retired = True, False
         self.embedding = asyncio.Lock()
+        self.slots: dict[int, array[int]] = {}
         model = self.model
         self.size = model_bytes(model.path) + model.cache_bytes
 

@@ -25,6 +25,7 @@ class Settings:
         max_stored: Maximum number of responses kept for ``previous_response_id``.
         file_storage: Folder for clients' files and the answers to their batches; None: there are neither.
         max_file_storage: Maximum bytes of these files.
+        slot_save_path: Folder to which the tokens of slots are saved; None: slots keep none.
         max_memory: Maximum bytes of model files and KV caches loaded at the same time; None: no limit.
         reasoning_budget: Maximum tokens of a thought, for requests that say nothing about thinking; 0: no thought;
             None: no limit.
@@ -48,6 +49,7 @@ class Settings:
     max_stored: int = 256
     file_storage: str | None = None
     max_file_storage: int = 1_000_000_000
+    slot_save_path: str | None = None
     max_memory: int | None = None
     reasoning_budget: int | None = None
     model_aliases: tuple[tuple[str, str], ...] = ()

@@ -99,8 +99,11 @@ class Call:
         """Add a header to the answer."""
         self._headers[name] = value
 
-    async def json(self) -> dict[str, Any]:
+    async def json(self, *, optional: bool = False) -> dict[str, Any]:
         """The body as a JSON object.
+
+        Args:
+            optional: Whether no body counts as an empty object.
 
         Raises:
             RequestError: It is too large, too slow, compressed, or not a JSON object.
@@ -113,6 +116,8 @@ class Call:
             await asyncio.wait_for(self._take_body(), seconds)
         except asyncio.TimeoutError:
             raise RequestError(408, f"The body did not arrive within {seconds:.3g} seconds.") from None
+        if optional and not self._body.size:
+            return {}
         value = await self.read(self._body.value)
         if not isinstance(value, dict):
             raise RequestError(400, "The body must be a JSON object.")
