@@ -111,7 +111,10 @@ BAD = [
 
 @pytest.mark.parametrize("body", BAD, ids=range(len(BAD)))
 def test_bad_bodies_are_the_clients_fault(demo: Any, body: bytes) -> None:
-    for path in ("/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/messages", "/api/chat", "/tokenize"):
+    paths = ["/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/messages", "/api/chat"]
+    if b'"content": "x"}], ' not in body:  # it counts a conversation's tokens, and samples nothing
+        paths.append("/tokenize")
+    for path in paths:
         answer = demo.client.post(path, content=body)
         assert answer.status_code == 400, (path, answer.text)
         assert answer.json()["error"], path

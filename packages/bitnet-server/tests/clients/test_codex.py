@@ -75,7 +75,7 @@ def test_three_rounds_of_tools(
 
     engine = scripted(long_model, said)
     with running(long_model, names=("m",)) as server:
-        events = codex(program, server, tmp_path, *FLAGS, "-", said=long_text(75_000) + TASK)
+        events = codex(program, server, tmp_path, *FLAGS, "-", said=long_text(70_000) + TASK)
     commands = completed(events, "command_execution")
     assert [command["exit_code"] for command in commands] == [0, 0, 0]
     assert "the sum is 42" in commands[2]["aggregated_output"]
