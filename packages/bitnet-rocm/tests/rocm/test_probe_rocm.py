@@ -128,6 +128,8 @@ def test_a_device(run: Run, tmp_path: Path) -> None:
         "penalties",
         "ternary-tables",
         "states",
+        "experts",
+        "windows",
         "prepares",
         "look-ahead",
     ]
