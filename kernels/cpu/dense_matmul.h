@@ -8,6 +8,7 @@
 #define DENSE_ROWS 4 /* weight rows together: they share the loads of x */
 #define DENSE_TOKENS 4 /* x rows together: they share the weights */
 #define DENSE_CHUNK 64 /* weight rows an item of work */
+#define DENSE_FOLD (16 * VL) /* columns of a row in blocks that are summed by themselves, so that roundings stay few */
 
 INLINE vf weight_load(const void *w, int64_t at, int n, const int half) {
     return half ? v_load_half_part((const half_t *)w + at, n) : v_load_part((const float *)w + at, n);
@@ -48,7 +49,15 @@ INLINE void dense_block(
             float part[DENSE_ROWS * SPAN_COLUMNS];
             for (int i = 0; i < rows; i++)
                 decode_blocks(type, w + i * bytes + weight_bytes(type, e), count, part + i * SPAN_COLUMNS);
-            dense_add(part, 0, SPAN_COLUMNS, 0, rows, tokens, x + e, stride, count, sum);
+            for (int64_t c = 0; c < count; c += DENSE_FOLD) {
+                dense_sums_t few;
+                for (int i = 0; i < rows; i++)
+                    for (int m = 0; m < tokens; m++) few[i][m] = v_set(0.0f);
+                const int64_t end = count - c < DENSE_FOLD ? count - c : DENSE_FOLD;
+                dense_add(part, c, SPAN_COLUMNS, 0, rows, tokens, x + e + c, stride, end, few);
+                for (int i = 0; i < rows; i++)
+                    for (int m = 0; m < tokens; m++) sum[i][m] += few[i][m];
+            }
         }
     } else {
         dense_add(o->weight, n * k, k, type == WEIGHT_F16, rows, tokens, x, stride, k, sum);

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -107,8 +107,14 @@ def table_matmul(x: F32, weight: TernaryData) -> F32:
     for n in range(0, out.shape[1], step):
         rows = np.arange(n, min(n + step, out.shape[1]), dtype=np.int32)
         with np.errstate(invalid="ignore"):  # an infinity times 0
-            np.matmul(x, table_rows(weight, rows, x.shape[1]).T, out=out[:, n : n + step])
+            out[:, n : n + step] = _products(x, table_rows(weight, rows, x.shape[1]))
     return out
+
+
+def _products(x: F32, weight: npt.NDArray[np.floating[Any]]) -> F64:
+    """``x · weightᵀ``; in float32 the roundings of a long row with a few large products would exceed the bound."""
+    products: F64 = x.astype(np.float64) @ weight.T.astype(np.float64)
+    return products
 
 
 def dense_matmul(x: F32, weight: npt.NDArray[np.float32] | npt.NDArray[np.float16]) -> F32:
@@ -116,7 +122,7 @@ def dense_matmul(x: F32, weight: npt.NDArray[np.float32] | npt.NDArray[np.float1
     out = np.empty((len(x), len(weight)), np.float32)
     rows = max(1, _CHUNK // weight.shape[1])
     for n in range(0, len(weight), rows):
-        np.matmul(x, weight[n : n + rows].astype(np.float32).T, out=out[:, n : n + rows])
+        out[:, n : n + rows] = _products(x, weight[n : n + rows])
     return out
 
 
