@@ -8,7 +8,7 @@
 #define DENSE_ROWS 4 /* weight rows together: they share the loads of x */
 #define DENSE_TOKENS 4 /* x rows together: they share the weights */
 #define DENSE_CHUNK 64 /* weight rows an item of work */
-#define DENSE_FOLD (16 * VL) /* columns of a row in blocks that are summed by themselves, so that roundings stay few */
+#define DENSE_FOLD (16 * VL) /* columns that are summed by themselves, so that a long row has few roundings */
 
 INLINE vf weight_load(const void *w, int64_t at, int n, const int half) {
     return half ? v_load_half_part((const half_t *)w + at, n) : v_load_part((const float *)w + at, n);
@@ -31,6 +31,20 @@ INLINE void dense_add(
     }
 }
 
+/* The same over a span, some columns by themselves. */
+INLINE void dense_span(
+    const void *w, int64_t at, int64_t k, const int half, const int rows, const int tokens, const float *x, int64_t stride,
+    int64_t count, dense_sums_t sum) {
+    for (int64_t c = 0; c < count; c += DENSE_FOLD) {
+        dense_sums_t few;
+        for (int i = 0; i < rows; i++)
+            for (int m = 0; m < tokens; m++) few[i][m] = v_set(0.0f);
+        dense_add(w, at + c, k, half, rows, tokens, x + c, stride, count - c < DENSE_FOLD ? count - c : DENSE_FOLD, few);
+        for (int i = 0; i < rows; i++)
+            for (int m = 0; m < tokens; m++) sum[i][m] += few[i][m];
+    }
+}
+
 /* Scores of `rows` weight rows from n on by `tokens` x rows from r on, both constants: to[m · pitch + i]. Each is summed in
  * the same order whatever the block and the type of the weights. `type` is a constant but for blocks. */
 INLINE void dense_block(
@@ -41,26 +55,18 @@ INLINE void dense_block(
     dense_sums_t sum;
     for (int i = 0; i < rows; i++)
         for (int m = 0; m < tokens; m++) sum[i][m] = v_set(0.0f);
-    if (in_blocks(type)) {
-        const int64_t bytes = weight_bytes(type, k);
-        const uint8_t *w = (const uint8_t *)o->weight + n * bytes;
-        for (int64_t e = 0; e < k; e += SPAN_COLUMNS) {
-            const int64_t count = k - e < SPAN_COLUMNS ? k - e : SPAN_COLUMNS;
+    for (int64_t e = 0; e < k; e += SPAN_COLUMNS) {
+        const int64_t count = k - e < SPAN_COLUMNS ? k - e : SPAN_COLUMNS;
+        if (in_blocks(type)) {
+            const int64_t bytes = weight_bytes(type, k);
+            const uint8_t *w = (const uint8_t *)o->weight + n * bytes;
             float part[DENSE_ROWS * SPAN_COLUMNS];
             for (int i = 0; i < rows; i++)
                 decode_blocks(type, w + i * bytes + weight_bytes(type, e), count, part + i * SPAN_COLUMNS);
-            for (int64_t c = 0; c < count; c += DENSE_FOLD) {
-                dense_sums_t few;
-                for (int i = 0; i < rows; i++)
-                    for (int m = 0; m < tokens; m++) few[i][m] = v_set(0.0f);
-                const int64_t end = count - c < DENSE_FOLD ? count - c : DENSE_FOLD;
-                dense_add(part, c, SPAN_COLUMNS, 0, rows, tokens, x + e + c, stride, end, few);
-                for (int i = 0; i < rows; i++)
-                    for (int m = 0; m < tokens; m++) sum[i][m] += few[i][m];
-            }
+            dense_span(part, 0, SPAN_COLUMNS, 0, rows, tokens, x + e, stride, count, sum);
+        } else {
+            dense_span(o->weight, n * k + e, k, type == WEIGHT_F16, rows, tokens, x + e, stride, count, sum);
         }
-    } else {
-        dense_add(o->weight, n * k, k, type == WEIGHT_F16, rows, tokens, x, stride, k, sum);
     }
     for (int m = 0; m < tokens; m++)
         for (int i = 0; i < rows; i++) to[m * pitch + i] = v_sum(sum[i][m]);
