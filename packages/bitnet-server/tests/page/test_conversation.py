@@ -20,7 +20,7 @@ STORY = "Tell me a story."
 
 def test_an_answer_says_how_fast_and_where_it_was_made(page: Page, talk: Any) -> None:
     talk.ask(page, "What is the capital of France?")
-    assert talk.answered(page) == "The capital of France is Paris."
+    assert talk.answered(page).startswith("The capital of France is ")  # the rest is drawn
     facts = page.locator(".facts").inner_text()
     assert re.search(r"[\d.]+ tokens/s", facts), facts
     assert re.search(r"first after [\d.]+ m?s", facts), facts
@@ -211,7 +211,7 @@ def test_a_browser_that_keeps_nothing_gets_answers(page: Page, talk: Any) -> Non
         "() => { IDBObjectStore.prototype.put = () => { throw new DOMException('', 'QuotaExceededError'); }; }"
     )
     talk.ask(page, "What is the capital of France?")
-    assert talk.answered(page) == "The capital of France is Paris."
+    assert talk.answered(page).startswith("The capital of France is ")  # the rest is drawn
 
 
 def test_a_view_that_loads_late_does_not_replace_a_later_one(page: Page, talk: Any) -> None:
@@ -310,7 +310,7 @@ def test_errors_are_told_kindly_and_can_be_tried_again(
         expect(alert).to_contain_text("wait 3 s")
     page.unroute("**/v1/chat/completions")
     page.get_by_role("button", name="Try again").click()
-    assert talk.answered(page) == "The capital of France is Paris."
+    assert talk.answered(page).startswith("The capital of France is ")  # the rest is drawn
     expect(alert).to_have_count(0)
 
 
@@ -332,7 +332,7 @@ def test_a_conversation_that_is_too_long_has_a_way_on(open_page: Callable[..., P
     expect(alert).to_contain_text("Edit an earlier message, or begin a new conversation.")
     alert.get_by_role("link", name="New conversation").click()
     talk.ask(page, "What is the capital of France?")
-    assert talk.answered(page) == "The capital of France is Paris."
+    assert talk.answered(page).startswith("The capital of France is ")  # the rest is drawn
     expect(alert).to_have_count(0)
 
 
