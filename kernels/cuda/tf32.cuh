@@ -19,7 +19,7 @@ struct SplitTile {
     unsigned high[4], low[4];
 };
 
-// Of a tile of results, in which a thread has both columns of a row, then of the other.
+// Splits a tile of results: a thread has both columns of its first row, then both of its second.
 __device__ __forceinline__ SplitTile split_tile(const float (&c)[4]) {
     SplitTile tile;
 #pragma unroll
