@@ -146,6 +146,8 @@ def test_thoughts_that_end_at_their_budgets_disturb_nobody(
     asked = []
     for _ in range(24):
         given = options_of(rng) if rng.random() < 0.5 else {"max_tokens": 40, "temperature": 1.0, "seed": 3}
+        if rng.random() < 0.2:  # the end mark holds a stop token
+            given["stop_tokens"] = rng.choice(thought.end_tokens, 1).tolist()
         asked.append((rng.integers(97, 123, 9).tolist(), {**given, "reasoning_budget": int(rng.integers(0, 40))}))
     worker = Worker(make_rig(AheadDevice() if ahead else None).engine)
     prepare = worker.engine.preparer.prepare

@@ -250,14 +250,7 @@ class Generation(TokenSequence):
             ends = [i for i, token in enumerate(new) if token in self._stop_tokens]
             count = self._thought.accept_some(new[: ends[0]] if ends else new)
             new = new[:count] if self._thought.forced else new
-        if not self._stop_tokens.isdisjoint(new):
-            stop = next(i for i, token in enumerate(new) if token in self._stop_tokens)
-            self._times.append(now)
-            self._stop_reason = new[stop]
-            del new[stop:]
-            self._end("stop")
-        elif len(new) == room:
-            self._end(self._at_most)
+        self._end_at(new, room, now)
         if logits is not None and self._options.logprobs is not None:
             self._logprobs += [token_logprob(logits[0], token, self._options.logprobs) for token in new]
         self._logprobs += reported[: len(new)]
@@ -282,11 +275,21 @@ class Generation(TokenSequence):
         mark = thought.take_forced(room)
         if not mark:
             return
+        self._end_at(mark, room, now)
         thought.accept_some(mark)
         self.tokens += mark
         self.appended = len(mark)
         self._times += [now] * len(mark)
-        if len(mark) == room:
+
+    def _end_at(self, tokens: list[int], room: int, now: float) -> None:
+        """End before the first stop token of ``tokens``, which goes with all after it, or because ``room`` is full."""
+        if not self._stop_tokens.isdisjoint(tokens):
+            stop = next(i for i, token in enumerate(tokens) if token in self._stop_tokens)
+            self._times.append(now)
+            self._stop_reason = tokens[stop]
+            del tokens[stop:]
+            self._end("stop")
+        elif len(tokens) == room:
             self._end(self._at_most)
 
     def _until_begun(self, lazy: LazyConstraint, tokens: list[int]) -> list[int]:
