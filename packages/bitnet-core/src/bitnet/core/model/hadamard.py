@@ -122,9 +122,10 @@ def _signs(keys: Keys, widths: Collection[int]) -> dict[int, Signs]:
                 raise keys.error(key, "is not allowed with the sign_mode identity.")
         return {}
     sizes, values = (keys.raw(key) for key in ("sign_widths", "sign_values"))
-    for key, numbers in (("sign_widths", sizes), ("sign_values", values)):
-        if not isinstance(numbers, np.ndarray) or numbers.dtype.kind not in "iuf":
-            problem = "is missing." if numbers is None else f"is {brief(numbers)}, not a list of numbers."
+    for key, numbers, kinds in (("sign_widths", sizes, "iu"), ("sign_values", values, "iuf")):
+        if not isinstance(numbers, np.ndarray) or numbers.dtype.kind not in kinds:
+            kind = "numbers" if "f" in kinds else "integers"
+            problem = "is missing." if numbers is None else f"is {brief(numbers)}, not a list of {kind}."
             raise keys.error(key, problem)
     listed = sizes.tolist()
     if len(set(listed)) < len(listed) or set(listed) != set(widths):
