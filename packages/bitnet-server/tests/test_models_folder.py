@@ -46,7 +46,7 @@ class Loader:
         self.gate = threading.Event()
         self.gate.set()
 
-    def __call__(self, path: Path, settings: ModelSettings) -> Model:
+    def __call__(self, name: str, path: Path, settings: ModelSettings) -> Model:
         assert self.gate.wait(30)
         self.loads.append((path.name, settings))
         model = load_model(path, device="cpu", threads=1, max_seqs=4, context=settings.context)

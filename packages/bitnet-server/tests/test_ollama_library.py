@@ -67,7 +67,7 @@ def served(hub: Any, tmp_path: Path, running: Any, scripted: Any, engines: dict[
     folder.mkdir()
     shutil.copy(default_model_path(), folder / "a.gguf")
 
-    def load(path: Path, settings: ModelSettings) -> Model:
+    def load(name: str, path: Path, settings: ModelSettings) -> Model:
         model = load_model(path, device="cpu", threads=1, max_seqs=4)
         engines[path.stem] = scripted(model, f"I am {path.stem}. END and more")
         return model
@@ -205,7 +205,7 @@ def test_copies_and_created_models_share_the_model_in_memory(served: Served, eng
     digests = {one.model: one.digest for one in client.list().models}
     assert digests["a"] == digests["b"]
     assert len(set(digests.values())) == 3
-    again = Catalog(folder, lambda path, settings: pytest.fail("nothing is loaded"))
+    again = Catalog(folder, lambda name, path, settings: pytest.fail("nothing is loaded"))
     assert again.created.names == served.server.state.pool.listing.catalog.created.names
     client.delete("brief")
     assert served.names() == ["a", "b", "briefer"]  # what was made from it stays
@@ -346,7 +346,7 @@ def test_a_models_folder_that_cannot_be_written_changes_nothing(
 def test_a_file_of_created_names_that_is_spoilt_ends_the_command(tmp_path: Path, text: str) -> None:
     (tmp_path / "created.json").write_text(text)
     with pytest.raises(InvalidInputError, match=r"created\.json"):
-        Catalog(tmp_path, lambda path, settings: pytest.fail("nothing is loaded"))
+        Catalog(tmp_path, lambda name, path, settings: pytest.fail("nothing is loaded"))
 
 
 def test_names_are_created_side_by_side(served: Served) -> None:

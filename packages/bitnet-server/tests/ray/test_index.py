@@ -7,15 +7,15 @@ import asyncio
 from bitnet.core import Load
 from bitnet.server.ray.index import SILENT_SECONDS, Index, Mirror
 from bitnet.server.ray.summary import Summary
-from bitnet.server.ray.work import Facts, State
+from bitnet.server.ray.work import Facts, Held, State
 
 
-def state(replica: str, deployment: str = "engine") -> State:
-    return State(Facts(deployment, replica, "node", 512, 16, 1000, ()), Load(0, 0, 0, 100, 0, 0, 16))
+def state(replica: str, deployment: str = "engine", model: str = "") -> State:
+    return State(Facts(deployment, model, replica, "node", 512, 16, 1000, ()), Load(0, 0, 0, 100, 0, 0, 16))
 
 
 def publish(index: Index, replica: str, summary: Summary, known: int) -> int:
-    return asyncio.run(index.publish(state(replica), summary.since(known)))
+    return asyncio.run(index.publish(replica, Held((state(replica),)), summary.since(known)))
 
 
 def test_a_mirror_knows_what_replicas_hold_and_how_old_that_is() -> None:
@@ -28,8 +28,8 @@ def test_a_mirror_knows_what_replicas_hold_and_how_old_that_is() -> None:
     assert mirror.knows("a", 1.0)
     assert mirror.holders.leading([1, 2, 3]) == {"a": 2}
     assert not mirror.knows("b", 1.0)
-    assert mirror.states("engine") == [state("a")]
-    assert mirror.states("other") == []
+    assert mirror.states("engine", "") == [state("a")]
+    assert mirror.states("other", "") == []
     now[0] = 1.5
     assert not mirror.knows("a", 1.0)
     mirror.update(asyncio.run(index.poll(mirror.versions())))  # the index is there, and the replica silent
@@ -66,3 +66,19 @@ def test_a_silent_replica_is_forgotten() -> None:
     now[0] = SILENT_SECONDS + 1
     publish(index, "b", summary, 0)
     assert asyncio.run(index.poll({})).keys() == {"b"}
+
+
+def test_a_replica_may_have_several_models_or_none_yet() -> None:
+    index, mirror, summary = Index(), Mirror(), Summary()
+    known = asyncio.run(index.publish("a", Held((), frozenset({5})), summary.since(0)))
+    mirror.update(asyncio.run(index.poll(mirror.versions())))
+    assert mirror.knows("a", 1.0)
+    assert mirror.states("folder", "small") == []
+    assert mirror.models("a") == {5}
+    both = state("a", "folder", "small"), state("a", "folder", "large")
+    asyncio.run(index.publish("a", Held(both), summary.since(known)))
+    asyncio.run(index.publish("b", Held(both[:1], frozenset({5, 6})), Summary().since(0)))
+    mirror.update(asyncio.run(index.poll(mirror.versions())))
+    assert mirror.states("folder", "small") == [both[0], both[0]]
+    assert mirror.states("folder", "large") == [both[1]]
+    assert [set(mirror.models(name)) for name in "abc"] == [set(), {5, 6}, set()]

@@ -16,6 +16,7 @@ PLAN = Plan(
     settings=Settings(
         api_keys=("secret",), cors=("https://example.org",), max_queue=5, model_aliases=(("claude-*", "small"),)
     ),
+    folder="/models",
     replicas=None,
     gpus=0.5,
 )
@@ -25,6 +26,7 @@ def test_a_plan_survives_its_document_and_leaves_the_keys_out() -> None:
     text = json.dumps(PLAN.document())
     assert "secret" not in text
     assert Plan.read(json.loads(text), ("secret",)) == PLAN
+    assert PLAN.deployments == 3
 
 
 @pytest.mark.parametrize(
@@ -48,3 +50,15 @@ def test_room_is_counted_by_node() -> None:
     check_room(found, 3, 1, 1)
     with pytest.raises(BitNetError, match=r"4 replicas of 1 CPUs and 1 GPUs each .* 12 CPUs and 3 GPUs, .* room for 3"):
         check_room(found, 4, 1, 1)
+
+
+@pytest.mark.parametrize(
+    ("replicas", "deployments", "cpus"), [(1, 1, 8), (2, 1, 4), (1, 2, 4), (2, 2, 2), (None, 1, 8), (None, 4, 2)]
+)
+def test_the_replicas_of_all_models_share_the_cpus(replicas: int | None, deployments: int, cpus: int) -> None:
+    pytest.importorskip("ray", reason="needs Ray (the group `ray`)")
+    from bitnet.server.ray.cluster import Node, check_room, share
+
+    found = [Node("a", "192.0.2.1", 8, 0)]
+    assert share(found, replicas, None, None, deployments) == (cpus, 0)
+    check_room(found, (replicas or 1) * deployments, cpus, 0)

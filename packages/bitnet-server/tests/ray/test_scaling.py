@@ -127,3 +127,8 @@ def test_idle_time_begins_when_a_replica_runs(monkeypatch: pytest.MonkeyPatch) -
         now[0] += 1.0
     assert stopped is not None
     assert running + 300 <= stopped <= running + 302
+
+
+def test_the_models_of_a_replica_count_together() -> None:
+    assert Use.together([Use(0.5, 100, 0.25), Use(1.0, 50, 0.75)]) == Use(1.5, 150, 0.75)
+    assert Use.together([]) == IDLE

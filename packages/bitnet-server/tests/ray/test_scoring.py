@@ -7,9 +7,19 @@ from collections import Counter, OrderedDict
 
 import pytest
 
-from bitnet.server.ray.scoring import STALE_SECONDS, Assumed, Candidate, Loads, matched_tokens, rank
+from bitnet.server.ray.scoring import (
+    STALE_SECONDS,
+    Assumed,
+    Candidate,
+    Loads,
+    Sent,
+    matched_tokens,
+    rank,
+    with_models,
+)
 
 BLOCK = 16
+HELD = {"a": {1, 2, 3}, "b": set[int](), "c": {2}}
 
 
 def test_only_an_unbroken_beginning_matches() -> None:
@@ -173,3 +183,36 @@ def test_a_popular_prefix_does_not_pile_up_on_one_replica(seed: int) -> None:
         if len(under_way) > 24:
             loads.end(under_way.pop(rng.randrange(len(under_way))))
     assert max(count.values()) <= 1.5 * 600 / 3
+
+
+def test_a_second_replica_loads_a_model_when_the_first_has_all_its_places_taken() -> None:
+    """The less loaded replicas lack the model, and a prompt that none has cached is worth less than loading it."""
+    for load, best in ((0, "a"), (390, "a"), (410, "b")):
+        candidates = [Candidate("a", 0, load), Candidate("b", 0, 0, loaded=False)]
+        assert rank(candidates, 20, full_load=400)[0].name == best, load
+    nobody = [Candidate("a", 0, 5, loaded=False), Candidate("b", 0, 0, loaded=False)]
+    assert rank(nobody, 20, full_load=400)[0].name == "b"
+
+
+def test_a_model_that_nobody_has_goes_where_there_are_few() -> None:
+    found = with_models([Candidate("a", 0, 0), Candidate("b", 0, 0), Candidate("c", 0, 0)], HELD, 9)
+    assert [one.name for one in rank(found, 20, full_load=400)] == ["b", "c", "a"]
+    found = with_models([Candidate("a", 0, 0), Candidate("b", 0, 0), Candidate("c", 0, 0)], HELD, 1)
+    assert rank(found, 20, full_load=400)[0].name == "a"
+
+
+def test_a_model_counts_as_loaded_from_when_a_request_for_it_is_sent() -> None:
+    sent = Sent()
+    sent.send("a", 1, 0.0)
+    sent.send("b", 1, 0.5)
+    sent.send("a", 2, 0.5)
+    assert sent.models(["a", "c"], 0.9) == {"a": {1, 2}, "c": set()}
+    assert sent.models(["a", "b"], STALE_SECONDS + 0.1) == {"a": {2}, "b": {1}}
+    sent.send("a", 1, 1.0)
+    assert sent.models(["a"], STALE_SECONDS + 0.6) == {"a": {1}}
+
+
+def test_without_an_index_a_replica_that_was_sent_the_model_comes_first() -> None:
+    candidates = [Candidate("a", None, 0, loaded=False), Candidate("b", None, 5), Candidate("c", None, 0, loaded=False)]
+    for _ in range(50):
+        assert rank(candidates, 20, full_load=400)[0].name == "b"

@@ -36,10 +36,11 @@ def refused(*arguments: str) -> str:
         (["--ray", "--gpus-per-replica", "-1"], "not in the range"),
         (["--ray", "--gpus-per-replica", "nan"], "nan"),
         (["--ray", "--uds", "socket"], "--uds and --ray exclude each other"),
-        (["--ray", "--max-memory", "8"], "--max-memory and --ray exclude each other"),
+        (["--ray", "--max-memory", "8"], "--max-memory with --ray needs --models"),
         (["--ray", "--slot-save-path", "."], "--slot-save-path and --ray exclude each other"),
         (["--ray", "--port", "0"], "--port 0 and --ray exclude each other"),
         (["--ray", "-m", "missing.gguf"], "missing.gguf"),
+        (["--ray", "--models", ".", "--alias", "x"], "--alias needs -m"),
     ],
 )
 def test_options_that_do_not_fit(arguments: list[str], error: str) -> None:
@@ -87,7 +88,7 @@ def test_a_model_that_a_node_cannot_read(tmp_path: Path) -> None:
 
     broken = tmp_path / "broken.gguf"
     broken.write_bytes(os.urandom(64))
-    _, (demo, missing, wrong) = _sizes([None, str(tmp_path / "missing.gguf"), str(broken)])
+    _, (demo, missing, wrong), _ = _sizes([None, str(tmp_path / "missing.gguf"), str(broken)], None)
     assert isinstance(demo, int)
     assert demo > 1 << 20
     assert "missing.gguf" in str(missing)
@@ -115,3 +116,32 @@ def test_the_config_that_serve_deploys(tmp_path: Path) -> None:
     assert (plan.replicas, plan.gpus, plan.settings.max_seqs, plan.options["context"]) == (3, 0.5, 4, 512)
     assert not plan.local
     build(application["args"])
+
+
+@needs_ray
+def test_the_config_of_a_models_folder(tmp_path: Path) -> None:
+    import yaml
+
+    from bitnet.server.ray.application import build
+    from bitnet.server.ray.plan import Plan
+
+    file = tmp_path / "serve.yaml"
+    arguments = ["--ray", "--write-config", str(file), "--models", str(tmp_path), "--max-memory", "2"]
+    done = CliRunner().invoke(serve, arguments)
+    assert (done.exit_code, done.exception) == (0, None)
+    (application,) = yaml.safe_load(file.read_text())["applications"]
+    plan = Plan.read(application["args"])
+    assert (plan.models, plan.folder, plan.settings.max_memory) == ((), str(tmp_path), 2_000_000_000)
+    build(application["args"])
+
+
+@needs_ray
+def test_the_models_of_a_folder_are_compared_between_nodes(tmp_path: Path) -> None:
+    from bitnet.server.ray.cluster import _sizes
+
+    (tmp_path / "sub").mkdir()
+    (tmp_path / "sub" / "a.gguf").write_bytes(os.urandom(100))
+    (tmp_path / "notes.txt").write_text("no model")
+    assert _sizes([], str(tmp_path))[2] == {"sub/a": 100}
+    assert _sizes([], None)[2] == {}
+    assert "No such file" in str(_sizes([], str(tmp_path / "missing"))[2])

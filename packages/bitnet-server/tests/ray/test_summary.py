@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from bitnet.server.ray.summary import MAX_CHANGES, MAX_HASHES, Summary, short_hashes
+from bitnet.server.ray.summary import MAX_CHANGES, MAX_HASHES, Summary, model_hash, short_hashes
 
 
 @pytest.mark.parametrize("seed", range(20))
@@ -60,3 +60,11 @@ def test_a_summary_is_bounded_and_keeps_the_last_ones() -> None:
 
 def test_hashes_are_64_bits_of_the_digests() -> None:
     assert short_hashes([bytes(range(16)), b"\xff" * 16]) == [0x0706050403020100, 2**64 - 1]
+
+
+def test_equal_blocks_of_two_models_differ() -> None:
+    digests = [bytes(range(16)), b"\xff" * 16]
+    small, large = (short_hashes(digests, model_hash(name)) for name in ("small", "large"))
+    assert not set(small) & set(large)
+    assert all(0 <= one < 1 << 64 for one in [*small, *large])
+    assert model_hash("small") not in small

@@ -257,7 +257,7 @@ def serve(**params: Any) -> None:
 
 
 def _serve_on_ray(params: dict[str, Any], settings: Settings, listen: Listen) -> None:
-    for name in ("uds", "max_memory", "models", "isolate", "slot_save_path"):
+    for name in ("uds", "isolate", "slot_save_path"):
         if params[name]:
             raise click.UsageError(f"--{name.replace('_', '-')} and --ray exclude each other.")
     if params["min_replicas"] is not None and params["replicas"] != "auto":
@@ -269,17 +269,21 @@ def _serve_on_ray(params: dict[str, Any], settings: Settings, listen: Listen) ->
     from bitnet.server.ray.deploy import Wanted, serve_on_ray
     from bitnet.server.ray.plan import Plan
 
-    named = _named(params)
+    folder = params["models"]
+    if params["max_memory"] is not None and folder is None:
+        raise click.UsageError("--max-memory with --ray needs --models: a model of -m is never unloaded.")
+    only_folder = _only_folder(params)
+    named = [] if only_folder else _named(params)
     for _, path in named:
         GGUFFile(path)
-    files = [
-        file if file is None or isinstance(file, str) else str(file.absolute()) for file in params["model"] or (None,)
-    ]
+    wanted_files = () if only_folder else params["model"] or (None,)
+    files = [file if file is None or isinstance(file, str) else str(file.absolute()) for file in wanted_files]
     options = {name: params[name] for name in LOAD_OPTIONS if name in params}
     plan = Plan(
         models=tuple((names, file) for (names, _), file in zip(named, files, strict=True)),
         options={**options, "max_seqs": params["parallel"], "max_queue_tokens": params["max_queue_tokens"]},
         settings=settings,
+        folder=None if folder is None else str(folder.absolute()),
         replicas=None if params["replicas"] == "auto" else params["replicas"] or 1,
         min_replicas=1 if params["min_replicas"] is None else params["min_replicas"],
         drain=params["drain"],
@@ -315,14 +319,21 @@ def _named(params: dict[str, Any]) -> list[tuple[tuple[str, ...], Path]]:
     return list(zip(names, paths, strict=True))
 
 
+def _only_folder(params: dict[str, Any]) -> bool:
+    """Whether a models folder has all models."""
+    if params["models"] is None or params["model"]:
+        return False
+    if params["alias"]:
+        raise click.UsageError(f"--alias needs -m; {params['models'] / 'models.toml'} may have aliases.")
+    return True
+
+
 def _sources(params: dict[str, Any]) -> list[Source]:
     """The models, their names, and how to load them; with a models folder, only those that are named."""
     from bitnet.core.gguf import GGUFFile
     from bitnet.server.models.service import Source
 
-    if params["models"] is not None and not params["model"]:
-        if params["alias"]:
-            raise click.UsageError(f"--alias needs -m; {params['models'] / 'models.toml'} may have aliases.")
+    if _only_folder(params):
         return []
     named = _named(params)
     paths = [path for _, path in named]
@@ -349,7 +360,7 @@ def _catalog(params: dict[str, Any]) -> Catalog | None:
     if params["models"] is None:
         return None
 
-    def loaded(path: Path, settings: ModelSettings) -> Model | Isolated:
+    def loaded(name: str, path: Path, settings: ModelSettings) -> Model | Isolated:
         own = {name: value for name in ("context", "device") if (value := getattr(settings, name)) is not None}
         return _load({**params, **own, "model": path}, params["isolate"] or settings.isolate)
 

@@ -25,8 +25,8 @@ from bitnet.server.request.errors import RequestError
 
 HOSTS = ("https://hf.co/", "https://huggingface.co/", "hf.co/", "huggingface.co/")
 """What may precede a name on the hub."""
-Load: TypeAlias = Callable[[Path, ModelSettings], "Model | Backend[Any, Any]"]
-"""Loads a GGUF file."""
+Load: TypeAlias = Callable[[str, Path, ModelSettings], "Model | Backend[Any, Any]"]
+"""Loads the model of a name from its GGUF file."""
 
 
 class Catalog:
@@ -65,10 +65,10 @@ class Catalog:
     def _source(self, name: str, path: Path, found: Mapping[str, Path]) -> Source:
         settings = self._settings.get(name, ModelSettings())
         aliases = [alias for alias in settings.aliases if alias not in found]
-        return Source((name, *aliases), path, partial(self._loaded, path, settings), preset=settings.preset)
+        return Source((name, *aliases), path, partial(self._loaded, name, path, settings), preset=settings.preset)
 
-    def _loaded(self, path: Path, settings: ModelSettings) -> Model | Backend[Any, Any]:
-        return self._load(gguf_of(path), settings)
+    def _loaded(self, name: str, path: Path, settings: ModelSettings) -> Model | Backend[Any, Any]:
+        return self._load(name, gguf_of(path), settings)
 
     def _paths(self) -> dict[str, Path]:
         try:

@@ -10,11 +10,13 @@ from ray import serve
 from ray.serve import Application
 from ray.serve.config import AutoscalingConfig, AutoscalingPolicy, RequestRouterConfig
 
-from bitnet.server.ray.engine import HEALTH_SECONDS, Engine
+from bitnet.server.ray.engine import Engine
 from bitnet.server.ray.engine_settings import EngineSettings
 from bitnet.server.ray.index import Index
 from bitnet.server.ray.ingress import Ingress, IngressSettings
+from bitnet.server.ray.multiplexed import FolderSettings, MultiplexedEngine
 from bitnet.server.ray.plan import Plan
+from bitnet.server.ray.replica import HEALTH_SECONDS
 from bitnet.server.ray.router import PrefixRouter
 from bitnet.server.ray.scoring import BETA
 
@@ -59,9 +61,12 @@ def application(plan: Plan) -> Application:
     )
     prefixes = index.bind()
     deployed = [
-        _deployment(plan, "engine" if len(engines) == 1 else f"engine-{i}").bind(settings, prefixes)
+        _deployment(Engine, plan, "engine" if len(engines) == 1 else f"engine-{i}").bind(settings, prefixes)
         for i, settings in enumerate(engines)
     ]
+    if plan.folder is not None:
+        folder = FolderSettings(plan.folder, plan.options, plan.settings)
+        deployed.append(_deployment(MultiplexedEngine, plan, "folder").bind(folder, prefixes))
     models = tuple((names, settings) for (names, _), settings in zip(plan.models, engines, strict=True))
     ingress = serve.deployment(Ingress).options(
         name="ingress",
@@ -71,11 +76,13 @@ def application(plan: Plan) -> Application:
         graceful_shutdown_timeout_s=plan.drain + 5,
         graceful_shutdown_wait_loop_s=0.5,
     )
-    return ingress.bind(IngressSettings(models, plan.settings, plan.local), prefixes, *deployed)
+    layout = plan.options.get("i2s_layout", "official")
+    given = IngressSettings(models, plan.settings, plan.local, plan.folder, layout)
+    return ingress.bind(given, prefixes, *deployed)
 
 
-def _deployment(plan: Plan, name: str) -> Any:
-    """The deployment of a model's replicas."""
+def _deployment(kind: type[Any], plan: Plan, name: str) -> Any:
+    """The deployment of a model's replicas, or of those of a folder's models."""
     places = plan.settings.max_seqs
     scale: Mapping[str, Any] = {"num_replicas": plan.replicas}
     if plan.replicas is None:
@@ -93,7 +100,7 @@ def _deployment(plan: Plan, name: str) -> Any:
             downscale_to_zero_delay_s=IDLE_SECONDS,
         )
         scale = {"autoscaling_config": by_load}
-    return serve.deployment(Engine).options(
+    return serve.deployment(kind).options(
         name=name,
         ray_actor_options={"num_cpus": plan.cpus, "num_gpus": plan.gpus, "runtime_env": ONE_LOOP},
         max_ongoing_requests=2 * places,  # the next ones are at hand when a place is free

@@ -9,6 +9,7 @@ import socket
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import ray
@@ -20,6 +21,7 @@ from bitnet.core.errors import BitNetError, InvalidInputError
 from bitnet.core.gguf import GGUFFile
 from bitnet.core.hub import local_path
 from bitnet.core.model.default import default_model_path
+from bitnet.server.models.folder import models_in, stored_bytes
 
 CONNECT_SECONDS = 5.0
 STORE_BYTES = 128 << 20
@@ -126,19 +128,22 @@ def nodes() -> list[Node]:
     ]
 
 
-def share(found: Sequence[Node], replicas: int | None, cpus: int | None, gpus: float | None) -> tuple[int, float]:
+def share(
+    found: Sequence[Node], replicas: int | None, cpus: int | None, gpus: float | None, deployments: int = 1
+) -> tuple[int, float]:
     """The CPUs and GPUs of a replica.
 
     Args:
-        replicas: Number of replicas; None: one a node.
+        replicas: Number of replicas of a deployment; None: one a node.
         cpus: What was asked for; None: those of the nodes, shared equally, or one beside a GPU.
         gpus: What was asked for; None: one if the cluster has any.
+        deployments: Number of deployments, each of which has so many replicas.
     """
     if gpus is None:
         gpus = 1.0 if any(node.gpus >= 1 for node in found) else 0.0
     if cpus is None:
         able = [int(node.cpus) for node in found if node.cpus >= 1] or [1]
-        each = math.ceil((replicas or len(able)) / len(able))
+        each = math.ceil((replicas or len(able)) * deployments / len(able))
         cpus = 1 if gpus else max(1, min(able) // each)
     return cpus, gpus
 
@@ -167,20 +172,26 @@ def check_room(found: Sequence[Node], replicas: int, cpus: float, gpus: float) -
     )
 
 
-def check_models(found: Sequence[Node], models: Sequence[str | None]) -> None:
+def check_models(found: Sequence[Node], models: Sequence[str | None], folder: str | None = None) -> None:
     """Check that every node has this bitnet and can read every model, which it downloads if it is from the hub.
+
+    Args:
+        folder: A folder whose models every node must have, too.
 
     Raises:
         BitNetError: A node cannot.
     """
     task = ray.remote(num_cpus=0, max_retries=0)(_sizes)
     asked = [
-        task.options(scheduling_strategy=NodeAffinitySchedulingStrategy(node.id, soft=False)).remote(list(models))
+        task.options(scheduling_strategy=NodeAffinitySchedulingStrategy(node.id, soft=False)).remote(
+            list(models), folder
+        )
         for node in found
     ]
     sizes: dict[str | None, tuple[int, Node]] = {}
+    in_folder: tuple[dict[str, int], Node] | None = None
     for node, answer in zip(found, asked, strict=True):
-        version, said = _answer(node, answer)
+        version, said, within = _answer(node, answer)
         if version != __version__:
             raise BitNetError(
                 f"node {node.address} has bitnet {version}, and this is {__version__}.",
@@ -198,9 +209,22 @@ def check_models(found: Sequence[Node], models: Sequence[str | None]) -> None:
                     f"the nodes have different files at {model}: {known:,} bytes on {first.address}, {size:,} on "
                     f"{node.address}."
                 )
+        if isinstance(within, str):
+            raise BitNetError(
+                f"node {node.address} cannot read --models {folder}: {within}",
+                hint="Put the folder at the same path on every node, or share it.",
+            )
+        if in_folder is None:
+            in_folder = within, node
+        elif differing := sorted(name for name, _ in in_folder[0].items() ^ within.items()):
+            raise BitNetError(
+                f"the nodes have different models in {folder}: {differing[0]} is not the same on "
+                f"{in_folder[1].address} and {node.address}.",
+                hint="Share the folder, or copy it to every node.",
+            )
 
 
-def _answer(node: Node, answer: Any) -> tuple[str, list[int | str]]:
+def _answer(node: Node, answer: Any) -> tuple[str, list[int | str], dict[str, int] | str]:
     try:
         return ray.get(answer, timeout=CHECK_SECONDS)
     except RayError as error:
@@ -213,12 +237,17 @@ def _answer(node: Node, answer: Any) -> tuple[str, list[int | str]]:
         raise BitNetError(f"node {node.address} does not answer: {_line(error)}") from None
 
 
-def _sizes(models: list[str | None]) -> tuple[str, list[int | str]]:
-    """On a node: the version of bitnet, and the bytes of each model, or why it cannot be read."""
+def _sizes(models: list[str | None], folder: str | None) -> tuple[str, list[int | str], dict[str, int] | str]:
+    """On a node: the version of bitnet, and the bytes of each model, and of each in the folder, or why they cannot be
+    read."""
     sizes: list[int | str] = []
     for model in models:
         try:
             sizes.append(GGUFFile(default_model_path() if model is None else local_path(model)).size)
         except (BitNetError, OSError) as error:
             sizes.append(str(error))
-    return __version__, sizes
+    try:
+        within = {} if folder is None else {name: stored_bytes(path) for name, path in models_in(Path(folder)).items()}
+    except OSError as error:
+        return __version__, sizes, f"{error.strerror or error}."
+    return __version__, sizes, within

@@ -70,17 +70,18 @@ def serve_on_ray(plan: Plan, wanted: Wanted, listen: Listen) -> None:
     with cluster.connected(wanted.address), _stopped_by_signal() as stop:  # Ray has handlers, too, which end at once
         found = cluster.nodes()
         plan = _fitted(plan, wanted, found)
-        cluster.check_room(found, plan.replicas or 1, plan.cpus, plan.gpus)
-        cluster.check_models(found, [file for _, file in plan.models])
+        cluster.check_room(found, (plan.replicas or 1) * plan.deployments, plan.cpus, plan.gpus)
+        cluster.check_models(found, [file for _, file in plan.models], plan.folder)
         _listen(http)
         anew = APPLICATION not in serve.status().applications
         try:
             _deploy(plan, route, listen)
             url = f"{'https' if listen.ssl_certfile else 'http'}://{listen.host}:{listen.port}{listen.root_path}"
             _check_answers(url)
-            names = ", ".join(name for own, _ in plan.models for name in own)
+            names = [name for own, _ in plan.models for name in own]
+            names += [] if plan.folder is None else [f"the models in {plan.folder}"]
             count = "as many replicas as needed" if plan.replicas is None else f"{plan.replicas} replicas"
-            note(f"Serving {names} on {count} at {url}", f"Logs: {_logs()}")
+            note(f"Serving {', '.join(names)} on {count} at {url}", f"Logs: {_logs()}")
             while not stop.wait(LOOK_SECONDS):
                 _check_running()
         except BaseException:
@@ -92,7 +93,7 @@ def serve_on_ray(plan: Plan, wanted: Wanted, listen: Listen) -> None:
 
 def _fitted(plan: Plan, wanted: Wanted, found: list[cluster.Node]) -> Plan:
     """The plan with the CPUs and GPUs that a replica gets on this cluster, and as many threads."""
-    cpus, gpus = cluster.share(found, plan.replicas, wanted.cpus, wanted.gpus)
+    cpus, gpus = cluster.share(found, plan.replicas, wanted.cpus, wanted.gpus, plan.deployments)
     return replace(plan, gpus=gpus, cpus=float(cpus), options=cluster.with_threads(plan.options, cpus, gpus))
 
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from bitnet.server.ray.holders import Holders
 from bitnet.server.ray.summary import Change, Summary
-from bitnet.server.ray.work import State
+from bitnet.server.ray.work import Held, State
 
 PERIOD_SECONDS = 0.25
 """Seconds between two messages of a replica, and between two questions of an ingress."""
@@ -21,10 +21,11 @@ class Update:
     """What has changed about a replica.
 
     Attributes:
+        held: Its models.
         age: Seconds since its last message.
     """
 
-    state: State
+    held: Held
     change: Change
     age: float
 
@@ -39,18 +40,18 @@ class Index:
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
         self._summaries: dict[str, Summary] = {}
-        self._states: dict[str, tuple[State, float]] = {}
+        self._held: dict[str, tuple[Held, float]] = {}
 
-    async def publish(self, state: State, change: Change) -> int:
+    async def publish(self, replica: str, held: Held, change: Change) -> int:
         """Take a replica's message.
 
         Returns:
             The version that is known now; the replica sends what has changed since that one.
         """
-        replica, now = state.facts.replica, self._clock()
-        for other in [one for one, (_, seen) in self._states.items() if now - seen > SILENT_SECONDS]:
-            del self._states[other], self._summaries[other]
-        self._states[replica] = state, now
+        now = self._clock()
+        for other in [one for one, (_, seen) in self._held.items() if now - seen > SILENT_SECONDS]:
+            del self._held[other], self._summaries[other]
+        self._held[replica] = held, now
         summary = self._summaries.setdefault(replica, Summary())
         summary.apply(change)
         return summary.version
@@ -59,8 +60,8 @@ class Index:
         """What has changed since the versions that a mirror has."""
         now = self._clock()
         return {
-            replica: Update(state, self._summaries[replica].since(versions.get(replica, 0)), now - seen)
-            for replica, (state, seen) in self._states.items()
+            replica: Update(held, self._summaries[replica].since(versions.get(replica, 0)), now - seen)
+            for replica, (held, seen) in self._held.items()
         }
 
 
@@ -77,10 +78,15 @@ class Mirror:
         self._summaries: dict[str, Summary] = {}
         self._seen: dict[str, float] = {}
         self._states: list[State] = []
+        self._models: dict[str, frozenset[int]] = {}
 
-    def states(self, deployment: str) -> list[State]:
-        """What the replicas of a deployment last said of themselves."""
-        return [state for state in self._states if state.facts.deployment == deployment]
+    def states(self, deployment: str, model: str) -> list[State]:
+        """What the replicas of a deployment last said of a model."""
+        return [one for one in self._states if (one.facts.deployment, one.facts.model) == (deployment, model)]
+
+    def models(self, replica: str) -> frozenset[int]:
+        """Hashes of the models that a replica has, or is loading."""
+        return self._models.get(replica, frozenset())
 
     def versions(self) -> dict[str, int]:
         return {replica: summary.version for replica, summary in self._summaries.items()}
@@ -102,7 +108,8 @@ class Mirror:
                 self.holders.remove(replica, one.change.removed)
                 self.holders.add(replica, one.change.added)
         self._seen = {replica: self._clock() - one.age for replica, one in updates.items()}
-        self._states = [one.state for one in updates.values()]
+        self._states = [state for one in updates.values() for state in one.held.states]
+        self._models = {replica: one.held.models for replica, one in updates.items()}
 
     def knows(self, replica: str, seconds: float) -> bool:
         """Whether a replica's last message is no older than this."""

@@ -4,14 +4,22 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ray import serve
+from ray.exceptions import RayError
+from ray.serve.exceptions import RayServeException
 
+from bitnet.core.errors import BitNetError
 from bitnet.core.hub import local_path
+from bitnet.core.hub.names import PREFIX
 from bitnet.core.model.default import default_model_path
 from bitnet.server.http.app import App
+from bitnet.server.models.catalog import Catalog
+from bitnet.server.models.presets import ModelSettings
 from bitnet.server.models.service import Source
 from bitnet.server.models.settings import Settings
 from bitnet.server.models.state import State
@@ -19,6 +27,9 @@ from bitnet.server.ray.engine_settings import EngineSettings
 from bitnet.server.ray.index import MIRROR, PERIOD_SECONDS
 from bitnet.server.ray.logs import share_log
 from bitnet.server.ray.remote import RemoteModel, Replicas
+from bitnet.server.ray.summary import model_hash
+from bitnet.server.ray.work import Work
+from bitnet.server.request.errors import RequestError
 
 if TYPE_CHECKING:
     from ray.serve.handle import DeploymentHandle
@@ -35,12 +46,16 @@ class IngressSettings:
 
     Attributes:
         models: The names of each model, and how replicas load it, in the order of the engines' deployments.
+        folder: The folder of models that the last deployment's replicas load on demand; None: there is none.
+        i2s_layout: As for :func:`~bitnet.core.load_model`.
         local: Whether it listens on this machine only.
     """
 
     models: tuple[tuple[tuple[str, ...], EngineSettings], ...]
     settings: Settings
     local: bool
+    folder: str | None = None
+    i2s_layout: Any = "official"
 
 
 @serve.ingress()
@@ -56,14 +71,17 @@ class Ingress:
     ) -> None:
         share_log()
         self._index = index
-        self._models: list[RemoteModel] = []
+        self._models: dict[tuple[str, str], RemoteModel] = {}
         sources = []
-        for (names, engine), handle in zip(given.models, engines, strict=True):
-            model = await asyncio.to_thread(_model, engine, await handle.describe.remote())
-            backend = Replicas(model, handle.options(stream=True, **BY_GRPC))
-            self._models.append(model)
+        for (names, engine), handle in zip(given.models, engines, strict=False):
+            path = await asyncio.to_thread(_path, engine.model)
+            model = await asyncio.to_thread(RemoteModel, path, await handle.describe.remote(), given.i2s_layout)
+            backend = self._replicas(model, handle.options(stream=True, **BY_GRPC))
             sources.append(Source(names, model.path, lambda backend=backend: backend, reloads=False))  # type: ignore[misc]
-        self._state = State(sources, given.settings)
+        catalog = None
+        if given.folder is not None:
+            catalog = Catalog(Path(given.folder), self._loader(given, engines[-1], asyncio.get_running_loop()))
+        self._state = State(sources, replace(given.settings, max_memory=None), catalog)
         self._state.pool.open()
         self._local = given.local
         self._following = asyncio.ensure_future(self._follow())
@@ -81,17 +99,43 @@ class Ingress:
         if self._state.shared.threads.stuck or self._following.done():
             raise RuntimeError("the application's threads are stuck")
 
+    def _replicas(self, model: RemoteModel, handle: DeploymentHandle[Any]) -> Replicas:
+        self._models[model.facts.deployment, model.facts.model] = model
+        return Replicas(model, handle)
+
+    def _loader(
+        self, given: IngressSettings, handle: DeploymentHandle[Any], loop: asyncio.AbstractEventLoop
+    ) -> Callable[[str, Path, ModelSettings], Replicas]:
+        """Has a replica load one of the folder's models; for a thread beside the loop."""
+        folder = Path(given.folder or "")
+
+        async def asked(name: str, id: str) -> tuple[Any, DeploymentHandle[Any]]:
+            of_model = handle.options(multiplexed_model_id=id)
+            facts = await of_model.describe.remote(Work.about(model_hash(name)))
+            return facts, of_model.options(stream=True, **BY_GRPC)
+
+        def load(name: str, path: Path, settings: ModelSettings) -> Replicas:
+            id = name if folder in path.parents else f"{PREFIX}{name}"
+            try:
+                facts, of_model = asyncio.run_coroutine_threadsafe(asked(name, id), loop).result()
+            except (RayError, RayServeException) as error:
+                raise BitNetError(f"the replica that was to load {name} ended: {error}") from None
+            if isinstance(facts, RequestError):
+                raise facts
+            return self._replicas(RemoteModel(path, facts, given.i2s_layout), of_model)
+
+        return load
+
     async def _follow(self) -> None:
         while True:
             try:
                 MIRROR.update(await self._index.poll.remote(MIRROR.versions()))
-                for model in self._models:
-                    model.states = MIRROR.states(model.facts.deployment)
+                for (deployment, name), model in tuple(self._models.items()):
+                    model.states = MIRROR.states(deployment, name)
             except Exception as error:  # until the index is back, requests are routed by load alone
                 log.info("the index of prefixes does not answer: %s", error)
             await asyncio.sleep(PERIOD_SECONDS)
 
 
-def _model(engine: EngineSettings, facts: Any) -> RemoteModel:
-    path = default_model_path() if engine.model is None else local_path(engine.model, tell=log.info)
-    return RemoteModel(path, facts, engine.options.get("i2s_layout", "official"))
+def _path(model: str | None) -> Path:
+    return default_model_path() if model is None else local_path(model, tell=log.info)

@@ -19,9 +19,10 @@ class Plan:
 
     Attributes:
         models: The names of each model, and its file on every node, ``hf:ORG/NAME``, or None for the demo model.
+        folder: A folder on every node, whose models replicas load on demand; None: there is none.
         options: Arguments of :func:`~bitnet.core.load_model` for every replica.
         settings: The application's settings.
-        replicas: Replicas of each model; None: as many as the load needs.
+        replicas: Replicas of each model, and of the folder; None: as many as the load needs.
         min_replicas: Minimum replicas where their number follows the load; 0: none while there is nothing to do.
         gpus, cpus: What Ray reserves for a replica.
         drain: Seconds within which the requests of a replica must end before it is stopped.
@@ -31,12 +32,18 @@ class Plan:
     models: tuple[tuple[tuple[str, ...], str | None], ...]
     options: Mapping[str, Any]
     settings: Settings
+    folder: str | None = None
     replicas: int | None = 1
     min_replicas: int = 1
     gpus: float = 0.0
     cpus: float = 1.0
     drain: float = 30.0
     local: bool = False
+
+    @property
+    def deployments(self) -> int:
+        """Number of deployments with replicas: one a model, and one for the folder."""
+        return len(self.models) + (self.folder is not None)
 
     def document(self) -> dict[str, Any]:
         """The plan as JSON values, without API keys."""

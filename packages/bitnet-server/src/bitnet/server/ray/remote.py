@@ -18,7 +18,7 @@ from bitnet.core.model.file_backed import FileBacked
 from bitnet.server.forms.structured import Form, InThread
 from bitnet.server.forms.token_rules import TokenRules
 from bitnet.server.generation.work import Carried, Part, carried, work_arguments
-from bitnet.server.ray.summary import short_hashes
+from bitnet.server.ray.summary import model_hash, short_hashes
 from bitnet.server.ray.work import Facts, State, Work
 from bitnet.server.request.errors import RequestError
 
@@ -99,11 +99,14 @@ class Replicas:
         receipt: bool = False,
         whole: bool = False,
     ) -> Sequence[RemoteGeneration]:
-        size = self.model.facts.block_size
+        facts = self.model.facts
+        digests = prefix_digests(prompts[0], facts.block_size) if prompts else ()
+        model = model_hash(facts.model) if facts.model else 0
         work = Work(
             **work_arguments(prompts, options, n, restriction, receipt),
-            blocks=tuple(short_hashes(prefix_digests(prompts[0], size))) if prompts else (),
-            block_size=size,
+            blocks=tuple(short_hashes(digests, model)),
+            block_size=facts.block_size,
+            model=model,
         )
         stream = _Stream(self._handle, work, whole)
         return [RemoteGeneration(stream, i) for i in range(n * len(prompts))]

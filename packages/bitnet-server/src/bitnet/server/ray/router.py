@@ -13,7 +13,7 @@ from typing import Any
 from ray.serve.request_router import PendingRequest, ReplicaID, RequestRouter, RunningReplica
 
 from bitnet.server.ray import index
-from bitnet.server.ray.scoring import STALE_SECONDS, Assumed, Candidate, Loads, rank
+from bitnet.server.ray.scoring import STALE_SECONDS, Assumed, Candidate, Loads, Sent, rank, with_models
 from bitnet.server.ray.work import Work
 
 log = logging.getLogger("ray.serve")
@@ -29,7 +29,7 @@ class PrefixRouter(RequestRouter):
             places: Requests that a replica computes at the same time.
         """
         self._places, self._beta = places, beta
-        self._loads, self._assumed = Loads(), Assumed()
+        self._loads, self._assumed, self._sent = Loads(), Assumed(), Sent()
 
     async def choose_replicas(
         self, candidate_replicas: list[RunningReplica], pending_request: PendingRequest | None = None
@@ -49,10 +49,15 @@ class PrefixRouter(RequestRouter):
             )
             for name in replicas
         ]
+        if work is not None and work.model:
+            models = {name: index.MIRROR.models(name) | sent for name, sent in self._sent.models(replicas, now).items()}
+            candidates = with_models(candidates, models, work.model)
         tokens = 0 if work is None else work.prompt_tokens
         choices = rank(candidates, tokens, full_load=self._places * self._loads.typical, beta=self._beta)
         if pending_request is not None and work is not None and choices:
             best, request = choices[0], pending_request.metadata
+            if work.model:
+                self._sent.send(best.name, work.model, now)
             uncached = work.prompt_tokens - best.matched
             self._loads.choose(request.internal_request_id, best.name, uncached + work.expected_tokens, now)
             log.info(

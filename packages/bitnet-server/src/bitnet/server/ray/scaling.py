@@ -39,6 +39,15 @@ class Use:
         """That of a load."""
         return cls(load.running / places, float(load.waiting_tokens), load.kv_used / max(1, load.kv_blocks))
 
+    @classmethod
+    def together(cls, uses: Sequence[Use]) -> Use:
+        """That of a replica with several models: their work is added up, and the fullest of their caches counts."""
+        return cls(
+            sum(use.running for use in uses),
+            sum(use.waiting_tokens for use in uses),
+            max((use.kv for use in uses), default=0.0),
+        )
+
     def metrics(self) -> dict[str, float]:
         """It as numbers by name."""
         return asdict(self)

@@ -13,13 +13,17 @@ from __future__ import annotations
 
 import random
 from collections import Counter
-from collections.abc import Callable, Container, Sequence, Set
-from dataclasses import dataclass
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence, Set
+from dataclasses import dataclass, replace
 
 from bitnet.server.ray.holders import Holders
 
 BETA = 1.0
 """Weight of the load against that of the prefix."""
+LOADING = 1.0
+"""What a replica's score lacks if it must load the model first: as much as a whole prompt is worth. So a second
+replica loads a model when the work of the first one exceeds that of all its places. Those that have few models lack
+less than those that have many."""
 STALE_SECONDS = 1.0
 """Age from which what is known of the caches is not used."""
 
@@ -32,11 +36,15 @@ class Candidate:
         name: Its id.
         matched: Tokens of the prompt that it holds; None: not known, or too old.
         load: Tokens of work that it has still to do.
+        loaded: Whether it has the model, or is loading it.
+        others: If not, its share of all models that replicas have.
     """
 
     name: str
     matched: int | None
     load: float
+    loaded: bool = True
+    others: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +86,8 @@ def rank(
     """The replicas, the best first; equal ones in random order.
 
     Where no cache is known, the less loaded of two random replicas comes first ("power of two choices"): with an old
-    view of the load, sending everything to the least loaded replica would overload it.
+    view of the load, sending everything to the least loaded replica would overload it. They are two that have the
+    model, if there are.
 
     Args:
         full_load: Tokens of work of a replica with all its places taken; positive.
@@ -93,14 +102,15 @@ def rank(
     for one in candidates:
         matched = min(prompt_tokens, one.matched or 0)
         relative = (one.load - least) / max(mean, full_load)
-        choices.append(Choice(one.name, matched, one.load, matched / max(1, prompt_tokens) - beta * relative))
+        score = matched / max(1, prompt_tokens) - beta * relative - (0.0 if one.loaded else LOADING + one.others)
+        choices.append(Choice(one.name, matched, one.load, score))
     ties = {choice.name: draw() for choice in choices}
     return sorted(choices, key=lambda choice: (-choice.score, choice.load, ties[choice.name]))
 
 
 def _two_choices(candidates: Sequence[Candidate], draw: Callable[[], float]) -> list[Choice]:
-    shuffled = sorted(candidates, key=lambda one: draw())
-    first = sorted(shuffled[:2], key=lambda one: one.load)
+    shuffled = sorted(candidates, key=lambda one: (not one.loaded, draw()))
+    first = sorted(shuffled[:2], key=lambda one: (not one.loaded, one.load))
     return [Choice(one.name, 0, one.load, 0.0) for one in (*first, *shuffled[2:])]
 
 
@@ -154,6 +164,39 @@ class Loads:
         self._replicas = frozenset(replicas)
         self._work = {request: found for request, found in self._work.items() if found[0] in replicas}
         self._sums = {replica: total for replica, total in self._sums.items() if replica in replicas}
+
+
+class Sent:
+    """Models that replicas will have: those of requests sent to them after they last said what they have."""
+
+    def __init__(self) -> None:
+        self._sent: dict[tuple[str, int], float] = {}  # by time
+
+    def send(self, replica: str, model: int, now: float) -> None:
+        """Note that a request to a model is about to be sent to a replica."""
+        self._sent.pop((replica, model), None)
+        self._sent[replica, model] = now
+
+    def models(self, replicas: Iterable[str], now: float) -> dict[str, set[int]]:
+        """The models that were sent to replicas lately."""
+        while self._sent and now - self._sent[oldest := next(iter(self._sent))] > STALE_SECONDS:
+            del self._sent[oldest]
+        found: dict[str, set[int]] = {replica: set() for replica in replicas}
+        for replica, model in self._sent:
+            if replica in found:
+                found[replica].add(model)
+        return found
+
+
+def with_models(candidates: Sequence[Candidate], models: Mapping[str, Set[int]], model: int) -> list[Candidate]:
+    """Candidates with what they have of several models.
+
+    Args:
+        models: Hashes of the models that each of them has.
+        model: That of the request's model.
+    """
+    total = max(1, sum(map(len, models.values())))
+    return [replace(one, loaded=model in models[one.name], others=len(models[one.name]) / total) for one in candidates]
 
 
 class Assumed:

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from hashlib import blake2b
 
 MAX_HASHES = 1 << 16
 """Maximum hashes of a summary: 512 KiB, and a million tokens in blocks of 16."""
@@ -75,7 +76,16 @@ class Summary:
         return True
 
 
-def short_hashes(digests: Iterable[bytes]) -> list[int]:
+def short_hashes(digests: Iterable[bytes], model: int = 0) -> list[int]:
     """Digests of KV blocks, shortened to 64 bits: two different ones that are equal would only send a request to a
-    replica that lacks its prefix."""
-    return [int.from_bytes(digest[:8], "little") for digest in digests]
+    replica that lacks its prefix.
+
+    Args:
+        model: :func:`model_hash` of one of several models: equal tokens are different blocks to each.
+    """
+    return [int.from_bytes(digest[:8], "little") ^ model for digest in digests]
+
+
+def model_hash(name: str) -> int:
+    """64 bits that stand for one of several models; not 0."""
+    return int.from_bytes(blake2b(name.encode(), digest_size=8).digest(), "little") or 1

@@ -19,10 +19,21 @@ class Work(work.Work):
     Attributes:
         blocks: Hashes of the full KV blocks of the first prompt, in order, for the router.
         block_size: Tokens of a block.
+        model: Hash of the model, if replicas hold several; 0: they hold this one only.
     """
 
     blocks: tuple[int, ...]
     block_size: int
+    model: int = 0
+
+    @classmethod
+    def about(cls, model: int) -> Work:
+        """Work without generations, by which the router finds a replica that has one of several models.
+
+        Args:
+            model: Its hash.
+        """
+        return cls((), (), {}, 1, None, None, False, blocks=(), block_size=1, model=model)
 
     @property
     def expected_tokens(self) -> int:
@@ -37,12 +48,14 @@ class Facts:
     """What the ingress has to know of a replica's model.
 
     Attributes:
-        deployment: Name of the replica's deployment, which is the model's.
+        deployment: Name of the replica's deployment.
+        model: Name of the model; empty if the deployment has only this one.
         node: Id of the node that it is on.
         block_size: Tokens of a KV block.
     """
 
     deployment: str
+    model: str
     replica: str
     node: str
     context: int
@@ -53,7 +66,19 @@ class Facts:
 
 @dataclass(frozen=True, slots=True)
 class State:
-    """What a replica says of itself several times a second."""
+    """What a replica says of a model that it has loaded, several times a second."""
 
     facts: Facts
     load: Load
+
+
+@dataclass(frozen=True, slots=True)
+class Held:
+    """What a replica has loaded.
+
+    Attributes:
+        models: Hashes of its models, also of those that it is loading; empty if its deployment has one model only.
+    """
+
+    states: tuple[State, ...]
+    models: frozenset[int] = frozenset()
