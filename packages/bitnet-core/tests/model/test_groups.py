@@ -179,6 +179,22 @@ def test_a_scale_tensor_beside_scales_of_blocks(bonsai: Any) -> None:
         bonsai.open()
 
 
+@pytest.mark.parametrize("shape", [lambda n, k: (n * k,), lambda n, k: (2 * k,), lambda n, k: (1, n, k)])
+def test_a_first_projection_of_another_shape_is_named(
+    bonsai: Any, shape: Callable[[int, int], tuple[int, ...]]
+) -> None:
+    """It is the one whose blocks say what shares a scale."""
+    name = "blk.0.attn_q.weight"
+    (n, k), dtype = bonsai.tensors[name].shape, bonsai.tensors[name].type
+    wrong = shape(n, k)
+    size = bonsai.tensors[name].data.size * int(np.prod(wrong)) // (n * k)
+    bonsai.tensors[name] = TensorSource(wrong, dtype, np.full(size, 60, np.uint8))  # scales that are not alike
+    bonsai.tensors[name].data[:2] = 1
+    with pytest.raises(ModelFileError, match="according to the metadata it must be") as caught:
+        bonsai.open()
+    assert name in str(caught.value)
+
+
 def test_half_a_description_of_a_transform_is_refused(bonsai: Any) -> None:
     """Bonsai 2: the weights are in a basis that activations are rotated into before each product."""
     bonsai.metadata["prism.hadamard.block_size"] = 1024

@@ -233,9 +233,11 @@ def _blocks(file: GGUFFile, tensor: TensorInfo) -> BlockWeight:
 
 def _scales_of(file: GGUFFile, config: ModelConfig) -> Scales:
     """What shares a scale in the first projection, except for blocks of zeros, whose scale means nothing."""
-    name = next(name for name, expected in expected_weights(config) if expected.kind == "ternary")
+    name, expected = next(one for one in expected_weights(config) if one[1].kind == "ternary")
     first = file.tensors.get(f"{name}.weight")
     if first is None or first.type not in BLOCK_TYPES or f"{name}.scale" in file.tensors:
+        return "tensor"
+    if first.shape != expected.shape:  # which its binding refuses
         return "tensor"
     scales = block_scales(first.type, file.data(first))
     if len(np.unique(scales[scales != 0])) <= 1:
