@@ -342,17 +342,3 @@ class TestImport:
             """
         )
         assert ran.out == "[]\n"
-
-    def test_the_help_imports_no_heavy_library(self, python: Any) -> None:
-        """``bitnet --help`` imports the module of each command, those of bitnet-server too."""
-        ran = python(
-            """
-            import sys
-            from bitnet.core.cli import main
-            main(["--help"])
-            heavy = ("numpy", "tokenizers", "jinja2", "asyncio", "huggingface_hub", "multiprocessing", "ray")
-            print([m for m in heavy if m in sys.modules])
-            """
-        )
-        assert "bench-serve" in ran.out
-        assert ran.out.splitlines()[-1] == "[]"

@@ -9,8 +9,6 @@ import os
 import stat
 from pathlib import Path
 
-from bitnet.core.support.cache import cache_folder
-
 MAX_LINES = 1000
 
 
@@ -20,6 +18,8 @@ def history_path() -> Path:
     Raises:
         RuntimeError: The user has no home folder.
     """
+    from bitnet.core.support.cache import cache_folder
+
     return cache_folder() / "chat_history"
 
 

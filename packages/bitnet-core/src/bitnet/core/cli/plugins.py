@@ -7,13 +7,12 @@ help, so its module should import heavy dependencies inside its functions, as ou
 from __future__ import annotations
 
 from functools import cache
-from importlib.metadata import EntryPoint
 
 import click
 
 from bitnet.core.cli.narrow import fits_narrow
 from bitnet.core.errors import BitNetError, InvalidInputError
-from bitnet.core.support.entry_points import entry_points
+from bitnet.core.support.entry_points import EntryPoint, entry_points
 from bitnet.core.support.requirement import unmet
 from bitnet.core.support.system import core_version
 
@@ -25,24 +24,21 @@ OURS = dict.fromkeys(("batch", "bench-serve", "launch", "ps", "serve"), "bitnet-
 @cache
 def found() -> dict[str, EntryPoint]:
     """The entry points of installed packages, by command name. Of two with the same name, the first is used."""
-    return {point.name: point for _, _, point in reversed(tuple(entry_points(GROUP)))}
+    return {point.name: point for point in reversed(tuple(entry_points(GROUP)))}
 
 
 @cache
 def load(point: EntryPoint) -> click.Command:
     """Load the command. If that fails, return a command that reports the error, so that `bitnet --help` still works."""
-    if point.dist is not None and (versions := unmet(point.dist.requires)):
-        needs = (
-            f"{point.dist.name} {point.dist.version} needs bitnet-core {versions}, but {core_version()} is installed"
-        )
-        return _broken(point, needs, f"pip install --upgrade bitnet-core {point.dist.name}", needs)
+    if versions := unmet(point.requires):
+        needs = f"{point.distribution} {point.version} needs bitnet-core {versions}, but {core_version()} is installed"
+        return _broken(point, needs, f"pip install --upgrade bitnet-core {point.distribution}", needs)
     try:
         command = point.load()
         if not isinstance(command, click.Command):
             raise TypeError(f"{point.value} is not a click.Command")
     except Exception as error:
-        package = point.dist.name if point.dist is not None else point.value
-        return _broken(point, f"{type(error).__name__}: {error}", f"Reinstall {package}.", str(error), error)
+        return _broken(point, f"{type(error).__name__}: {error}", f"Reinstall {point.distribution}.", str(error), error)
     fits_narrow(command)
     return command
 
@@ -58,8 +54,7 @@ def absent(name: str) -> click.Command | None:
 
 def _broken(point: EntryPoint, why: str, hint: str, short: str, cause: Exception | None = None) -> click.Command:
     """A command that reports why another cannot be loaded; ``short`` says it in the list of commands."""
-    package = point.dist.name if point.dist is not None else point.value
-    error = BitNetError(f"the command {point.name} of {package} cannot be loaded: {why}", hint=hint)
+    error = BitNetError(f"the command {point.name} of {point.distribution} cannot be loaded: {why}", hint=hint)
     error.__cause__ = cause
     return _failing(point.name, error, f"(broken: {short})")
 

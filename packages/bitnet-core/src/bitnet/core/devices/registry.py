@@ -12,7 +12,6 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext, suppress
 from functools import cache, partial
-from importlib.metadata import EntryPoint
 from pathlib import Path
 
 from bitnet.core.devices.fake import HINT, FakeBackend
@@ -21,7 +20,7 @@ from bitnet.core.devices.plugin import BackendReport, Plugin, shadowed
 from bitnet.core.errors import DeviceUnavailableError, InvalidInputError
 from bitnet.core.hal import AskingBackend, Device, DeviceInfo, OpenOptions, ProbeResult, ProbeStatus
 from bitnet.core.support import env, gpus, log, system
-from bitnet.core.support.entry_points import entry_points
+from bitnet.core.support.entry_points import EntryPoint, entry_points
 
 GROUP = "bitnet.backends"
 GPU_ORDER = ("cuda", "opencl", "vulkan", "rocm", "level-zero", "metal", "webgpu")
@@ -136,23 +135,22 @@ def installed() -> Mapping[str, Plugin]:
     """The installed backends in the usual order, found once per process, without importing them."""
     if shadow := shadowed():
         log.once(logging.WARNING, shadow)
-    found: dict[str, list[tuple[str, str, EntryPoint]]] = {}
-    for distribution, version, entry in entry_points(GROUP):
-        found.setdefault(entry.name, []).append((distribution, version, entry))
+    found: dict[str, list[EntryPoint]] = {}
+    for entry in entry_points(GROUP):
+        found.setdefault(entry.name, []).append(entry)
     plugins = {"cpu": Plugin("cpu", "bitnet-core", system.core_version(), _load_cpu)}
     for name, offers in found.items():
         if name in _RESERVED or not _NAME.fullmatch(name):
-            who = ", ".join(sorted({distribution for distribution, _, _ in offers}))
+            who = ", ".join(sorted({entry.distribution for entry in offers}))
             log.once(logging.WARNING, f"{who}: {name!r} cannot be the name of a backend; it is ignored.")
             continue
         # Independent of the order on disk: our own package of that name, else the first by name.
-        offers.sort(key=lambda offer: (offer[0] != f"bitnet-{name}", offer[0], offer[2].value))
-        distribution, version, entry = offers[0]
+        offers.sort(key=lambda entry: (entry.distribution != f"bitnet-{name}", entry.distribution, entry.value))
+        used = offers[0]
         if len(offers) > 1:
-            who = " and ".join(f"{distribution} {version}" for distribution, version, _ in offers)
-            log.once(logging.WARNING, f"{who} all offer the backend {name}; that of {distribution} is used.")
-        requires = entry.dist.requires if entry.dist is not None else None
-        plugins[name] = Plugin(name, distribution, version, entry.load, _retry, requires or ())
+            who = " and ".join(f"{entry.distribution} {entry.version}" for entry in offers)
+            log.once(logging.WARNING, f"{who} all offer the backend {name}; that of {used.distribution} is used.")
+        plugins[name] = Plugin(name, used.distribution, used.version, used.load, _retry, used.requires)
     return dict(sorted(plugins.items(), key=lambda item: rank(item[0])))
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import errno
 import os
-import secrets
 import select
 import shutil
 import stat
@@ -138,7 +137,7 @@ def _settle(file: BinaryIO) -> None:
 
 
 def _temporary(target: Path) -> Path:
-    return target.with_name(f".{target.name}.{secrets.token_hex(4)}.tmp")
+    return target.with_name(f".{target.name}.{os.urandom(4).hex()}.tmp")
 
 
 def _unnamed(folder: Path) -> int | None:

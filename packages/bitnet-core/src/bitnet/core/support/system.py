@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import ctypes
-import importlib.metadata
 import os
 import platform
-import subprocess
 import sys
 from functools import cache
 from pathlib import Path
+
+from bitnet.core.support.distributions import version_of
 
 CGROUP = Path("/sys/fs/cgroup")
 OWN_CGROUPS = Path("/proc/self/cgroup")
@@ -23,10 +23,7 @@ THREADS = sys.platform not in ("emscripten", "wasi")
 @cache
 def core_version() -> str:
     """Version of the installed bitnet-core; empty if it runs from a source tree that is not installed."""
-    try:
-        return importlib.metadata.version("bitnet-core")
-    except importlib.metadata.PackageNotFoundError:
-        return ""
+    return version_of("bitnet-core")
 
 
 @cache
@@ -154,6 +151,8 @@ def _read(path: Path) -> str:
 
 
 def sysctl(name: str) -> str:
+    import subprocess  # slow to import
+
     try:
         return subprocess.run(["sysctl", "-n", name], capture_output=True, text=True, check=True).stdout.strip()
     except (OSError, subprocess.CalledProcessError):

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import shutil
 import signal
-import subprocess
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -48,6 +47,8 @@ def launch(ctx: click.Context, /, client: str, words: tuple[str, ...], **params:
         kept = {name: value for name, value in os.environ.items() if name not in chosen.unset}
         command = [program, *chosen.words(endpoint), *words]
         with _ctrl_c_is_the_clients():
+            import subprocess
+
             status = subprocess.run(command, env={**kept, **chosen.variables(endpoint)}, check=False).returncode
     ctx.exit(status if status >= 0 else 128 - status)
 
