@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from bitnet.core.engine.perplexity import running_perplexity
+from bitnet.core.engine.perplexity import Running
 from bitnet.core.errors import InvalidInputError
 
 
@@ -25,7 +25,8 @@ def test_chunks_and_formula(bos: int | None) -> None:
         asked.append((chunk, start))
         return np.array([table[a, b] for a, b in zip(chunk[start - 1 :], chunk[start:], strict=False)])
 
-    results = list(running_perplexity(score, tokens, context=10, bos=bos))
+    running = Running(tokens, context=10, bos=bos)
+    results = [running.add(score(chunk, running.start)) for chunk in running.chunks]
     assert len(results) == 3
     # Positions 5 … 8 of each chunk of ten predict tokens 6 … 9.
     scored = [-table[tokens[i + j], tokens[i + j + 1]] for i in (0, 10, 20) for j in (5, 6, 7, 8)]
@@ -41,6 +42,6 @@ def test_chunks_and_formula(bos: int | None) -> None:
 
 def test_too_short() -> None:
     with pytest.raises(InvalidInputError, match="9 tokens; one chunk needs 10"):
-        list(running_perplexity(lambda chunk, start: np.zeros(1), [1] * 9, context=10, bos=None))
+        Running([1] * 9, context=10, bos=None)
     with pytest.raises(InvalidInputError, match="at least 4"):
-        list(running_perplexity(lambda chunk, start: np.zeros(1), [1] * 9, context=3, bos=None))
+        Running([1] * 9, context=3, bos=None)

@@ -8,9 +8,10 @@ from collections.abc import Callable, Coroutine, Iterator
 from contextlib import contextmanager
 from typing import Any
 
+import numpy as np
 import pytest
 
-from bitnet.core import InvalidInputError, Model, load_model, load_model_async
+from bitnet.core import ContextFullError, InvalidInputError, Model, load_model, load_model_async
 from bitnet.core.support import system
 
 QUESTIONS = ["What is 17 + 25?", "What is 8 + 5?", "Count to twelve.", "Say hello."]
@@ -109,9 +110,80 @@ def test_a_request_is_ended() -> None:
     assert run(ask) == ("cancelled", 0, "length")
 
 
+def test_scores_and_perplexity(threaded: Model) -> None:
+    """Beside generations and each other; the scores are those of the threaded engine, bit for bit."""
+    texts = ["The ship sailed to the island.", "What is 17 + 25?", "Once there was a fox, who lived in a wood."]
+    long = " ".join(texts * 4)
+
+    async def ask(model: Model) -> tuple[list[Any], list[Any], Any]:
+        request = model.stream("Once", max_tokens=30, ignore_eos=True)
+        scores = await asyncio.gather(*(model.score_async(text, start=1 + i) for i, text in enumerate(texts)))
+        chunks = [one async for one in model.perplexity_async(long, context=16)]
+        return scores, chunks, (await request).tokens
+
+    scores, chunks, tokens = run(ask)
+    for i, text in enumerate(texts):
+        np.testing.assert_array_equal(scores[i], threaded.score(text, start=1 + i))
+    assert len(chunks) > 2
+    assert chunks == list(threaded.perplexity(long, context=16))
+    assert tokens == threaded.generate("Once", max_tokens=30, ignore_eos=True).tokens
+
+
+def test_a_text_that_cannot_be_scored() -> None:
+    async def ask(model: Model) -> None:
+        with pytest.raises(InvalidInputError, match="start"):
+            await model.score_async("a b", start=0)
+        with pytest.raises(ContextFullError):
+            await model.score_async([1] * 600)
+        with pytest.raises(InvalidInputError, match="one chunk needs 64"):
+            await anext(model.perplexity_async("a b", context=64))
+        with pytest.raises(InvalidInputError, match="they must be several"):
+            await model.embed_async("a b")
+        assert len(await model.score_async([1, 2, 3])) == 2
+        assert model.load().running == 0
+
+    run(ask)
+
+
+@pytest.mark.parametrize("device", ["cpu", "cpu:numpy"])
+def test_vectors(threaded: Model, device: str) -> None:
+    """Of tasks that compute at the same time, in several steps, beside a generation."""
+    texts = ["a fox", "The ship sailed to the island. " * 40, "What is 17 + 25?", "a fox"]
+
+    async def ask(model: Model) -> tuple[list[Any], Any]:
+        request = model.stream("Once", max_tokens=8, ignore_eos=True)
+        several = [model.embed_async(texts), model.embed_async(texts[2:], pooling="last", normalize=False)]
+        return list(await asyncio.gather(*several)), (await request).tokens
+
+    (first, second), tokens = run(ask, device=device, step_tokens=64)
+    with load_model(**OPTIONS | {"device": device, "step_tokens": 64}) as model:
+        np.testing.assert_array_equal(first, model.embed(texts))
+        np.testing.assert_array_equal(second, model.embed(texts[2:], pooling="last", normalize=False))
+    np.testing.assert_array_equal(first[0], first[3])
+    assert tokens == threaded.generate("Once", max_tokens=8, ignore_eos=True).tokens
+
+
+def test_vectors_and_scores_of_a_threaded_model(threaded: Model) -> None:
+    """A task may ask a model that threads step, too."""
+
+    async def ask() -> tuple[Any, Any]:
+        return await asyncio.gather(threaded.embed_async(["a fox"]), threaded.score_async("a fox in a wood"))
+
+    vectors, scores = asyncio.run(ask())
+    np.testing.assert_array_equal(vectors, threaded.embed(["a fox"]))
+    np.testing.assert_array_equal(scores, threaded.score("a fox in a wood"))
+
+
 def test_a_waiting_thread_is_refused() -> None:
     async def ask(model: Model) -> None:
-        for call in (lambda: model.generate("a"), lambda: model.score("a b c"), lambda: next(model.stream("a"))):
+        calls: list[Callable[[], Any]] = [
+            lambda: model.generate("a"),
+            lambda: model.score("a b c"),
+            lambda: next(model.perplexity("a " * 80, context=16)),
+            lambda: model.embed(["a"]),
+            lambda: next(model.stream("a")),
+        ]
+        for call in calls:
             with pytest.raises(InvalidInputError, match=r"await model\.stream"):
                 call()
         await model.stream("a", max_tokens=1)

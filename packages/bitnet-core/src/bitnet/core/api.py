@@ -19,7 +19,7 @@ from __future__ import annotations
 import threading
 import time
 import weakref
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from functools import partial
@@ -34,8 +34,9 @@ import numpy.typing as npt
 from bitnet.core.embedder import Embedder
 from bitnet.core.engine import Completion, GenerationOptions
 from bitnet.core.engine.constraint import MakesConstraint
-from bitnet.core.engine.perplexity import Perplexity, running_perplexity
+from bitnet.core.engine.perplexity import Perplexity, Running
 from bitnet.core.engine.request import Request
+from bitnet.core.engine.results import Update
 from bitnet.core.engine.warm import WarmUp
 from bitnet.core.engine.worker import Load, Worker
 from bitnet.core.errors import DeviceError, InvalidInputError, brief
@@ -44,7 +45,7 @@ from bitnet.core.model.cache import attended_bytes
 from bitnet.core.model.file import ModelFile
 from bitnet.core.model.file_backed import FileBacked
 from bitnet.core.model.pooling import Pooling
-from bitnet.core.support import env
+from bitnet.core.support import env, system
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -284,6 +285,10 @@ class Model(FileBacked):
         """
         return self._score(self._tokens(text), start)
 
+    async def score_async(self, text: str | Sequence[int], *, start: int = 1) -> npt.NDArray[np.float64]:
+        """:meth:`score` for a task: others run meanwhile."""
+        return await self._score_in_task(self._tokens(text), start)
+
     def perplexity(self, text: str | Sequence[int], *, context: int = 512) -> Iterator[Perplexity]:
         """The perplexity of a text after each chunk of ``context`` tokens; the last one is the result.
 
@@ -291,9 +296,14 @@ class Model(FileBacked):
             ContextFullError: ``context`` is longer than the model's.
             InvalidInputError: The text is shorter than one chunk.
         """
-        tokens = self._tokens(text)
-        bos = tokens[0] if tokens and tokens[0] == self.tokenizer.bos_id else None
-        return running_perplexity(self._score, tokens, context=context, bos=bos)
+        running = self._running(text, context)
+        return (running.add(self._score(chunk, running.start)) for chunk in running.chunks)
+
+    async def perplexity_async(self, text: str | Sequence[int], *, context: int = 512) -> AsyncIterator[Perplexity]:
+        """:meth:`perplexity` for a task, with ``async for``: others run meanwhile."""
+        running = self._running(text, context)
+        for chunk in running.chunks:
+            yield running.add(await self._score_in_task(chunk, running.start))
 
     def embed(
         self,
@@ -309,6 +319,29 @@ class Model(FileBacked):
         The first call loads the weights onto the (first) device once more, without the output head. If the model only
         computes vectors, :func:`~bitnet.core.load_embedder` takes half the memory.
         """
+        self._worker.check_thread()
+        return self._embedder().embed(texts, pooling=pooling, normalize=normalize, truncate=truncate)
+
+    async def embed_async(
+        self,
+        texts: Sequence[str | Sequence[int]],
+        *,
+        pooling: Pooling | None = None,
+        normalize: bool = True,
+        truncate: bool = False,
+    ) -> npt.NDArray[np.float32]:
+        """:meth:`embed` for a task: others run meanwhile, on the CPU only between steps if there are no threads."""
+        if not system.THREADS:
+            embedder = self._embedder()
+            return await embedder.embed_in_task(texts, pooling=pooling, normalize=normalize, truncate=truncate)
+        import asyncio  # slow to import, and already imported if a task runs
+
+        return await asyncio.to_thread(
+            lambda: self._embedder().embed(texts, pooling=pooling, normalize=normalize, truncate=truncate)
+        )
+
+    def _embedder(self) -> Embedder:
+        """What computes vectors, loaded by the first call."""
         with self._embedding:
             if not self._finalizer.alive:
                 raise DeviceError("the model is closed.", device=self.device.name)
@@ -319,7 +352,7 @@ class Model(FileBacked):
                         self._file, self._replicas[0].device, selection=None, context=self.context, kv_dtype=kv_dtype
                     )
                 )
-        return self._embedders[0].embed(texts, pooling=pooling, normalize=normalize, truncate=truncate)
+        return self._embedders[0]
 
     def receipt(
         self,
@@ -410,14 +443,30 @@ class Model(FileBacked):
                 hint="generate_batch() takes several prompts." if several else None,
             ) from None
 
+    def _running(self, text: str | Sequence[int], context: int) -> Running:
+        tokens = self._tokens(text)
+        bos = tokens[0] if tokens and tokens[0] == self.tokenizer.bos_id else None
+        return Running(tokens, context=context, bos=bos)
+
     def _score(self, tokens: Sequence[int], start: int) -> npt.NDArray[np.float64]:
         ticket = self._worker.submit(self._worker.engine.preparer.prepare_score(tokens, start))
         try:
-            (update,) = ticket
+            return _scores(next(ticket))
         finally:
             ticket.cancel()
-        assert isinstance(update.result, np.ndarray)
-        return update.result
+
+    async def _score_in_task(self, tokens: Sequence[int], start: int) -> npt.NDArray[np.float64]:
+        ticket = self._worker.submit(self._worker.engine.preparer.prepare_score(tokens, start))
+        try:
+            return _scores(await anext(ticket))
+        finally:
+            ticket.cancel()
+
+
+def _scores(update: Update) -> npt.NDArray[np.float64]:
+    """The result of a scored text, which comes in a single update."""
+    assert isinstance(update.result, np.ndarray)
+    return update.result
 
 
 def _thinks(budget: int | None) -> bool | None:

@@ -13,10 +13,10 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Iterator, Sequence
 from operator import index
 from types import TracebackType
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -30,6 +30,8 @@ from bitnet.core.model.pooling import POOLINGS, Pooling, pooling_of
 from bitnet.core.model.program import BLOCK_SIZE
 
 if TYPE_CHECKING:
+    import asyncio
+
     from bitnet.core.devices.select import Selection
 
 F32 = npt.NDArray[np.float32]
@@ -95,6 +97,7 @@ class Embedder(FileBacked):
         self.context, self.dimensions, self.selection = context, file.config.hidden_size, selection
         self.device: DeviceInfo = device.info
         self._opened, self._lock = device, threading.Lock()
+        self._turn: asyncio.Lock | None = None
         tokens = step_tokens or device.info.step_tokens or STEP_TOKENS
         most = min(MAX_SEQS, tokens)
         if entries := state_entries(file.config, max_seqs=most, free=max(0, device_memory(device)[1] - file.size)):
@@ -135,6 +138,35 @@ class Embedder(FileBacked):
             InvalidInputError: A text has no tokens, or there is no such pooling.
             DeviceError: The device failed, or a vector is not finite.
         """
+        work = self._work(texts, pooling, normalize, truncate)
+        vectors: F32 | None = None
+        while not isinstance(asked := _next(work, vectors), np.ndarray):
+            with self._lock:
+                run(self._executable, asked.step)
+                vectors = self._read(asked)
+        return asked
+
+    async def embed_in_task(
+        self, texts: Sequence[str | Sequence[int]], *, pooling: Pooling | None, normalize: bool, truncate: bool
+    ) -> F32:
+        """:meth:`embed` for tasks of one event loop: others run while the device computes, and no thread is needed."""
+        import asyncio  # slow to import, and already imported if a task runs
+
+        self._turn = self._turn or asyncio.Lock()
+        work = self._work(texts, pooling, normalize, truncate)
+        vectors: F32 | None = None
+        while not isinstance(asked := _next(work, vectors), np.ndarray):
+            async with self._turn:
+                self._executable.start(asked.step)
+                await self._executable.arrival()
+                self._executable.collect()
+                vectors = self._read(asked)
+        return asked
+
+    def _work(
+        self, texts: Sequence[str | Sequence[int]], pooling: Pooling | None, normalize: bool, truncate: bool
+    ) -> Generator[_Asked, F32, F32]:
+        """Asks for steps, and gets their vectors; returns those of the texts."""
         if isinstance(texts, str):
             raise InvalidInputError(
                 f"the texts are the text {brief(texts)}; they must be several.", hint="Put a single one into a list."
@@ -145,7 +177,9 @@ class Embedder(FileBacked):
         tokens = [self.tokens(text, truncate=truncate, number=i) for i, text in enumerate(texts)]
         sums = np.zeros((len(tokens), self.dimensions), np.float64)
         for step in plan([len(text) for text in tokens], self._layout.limits.max_tokens, self._layout.limits.max_seqs):
-            for part, vectors in zip(step, self._run(step, tokens, pooling), strict=True):
+            asked = self._asked(step, tokens, pooling)
+            parts = np.split((yield asked), np.cumsum(asked.counts)[:-1])
+            for part, vectors in zip(step, parts, strict=True):
                 sums[part.text] += vectors.sum(axis=0, dtype=np.float64)
         if pooling == "mean":
             sums /= np.array([[len(text)] for text in tokens]).reshape(-1, 1)
@@ -200,8 +234,8 @@ class Embedder(FileBacked):
     ) -> None:
         self.close()
 
-    def _run(self, step: Sequence[Part], tokens: Sequence[Sequence[int]], pooling: Pooling) -> Iterator[F32]:
-        """Run a step; for each part, the vectors of those of its tokens that the pooling takes."""
+    def _asked(self, step: Sequence[Part], tokens: Sequence[Sequence[int]], pooling: Pooling) -> _Asked:
+        """A step of parts, with the rows of those of their tokens that the pooling takes."""
         sequences, counts, block = [], [], 0
         for entry, (text, start, stop) in enumerate(step):
             blocks = -(-stop // BLOCK_SIZE)
@@ -222,9 +256,30 @@ class Embedder(FileBacked):
             )
             counts.append(len(rows))
             block += blocks
-        with self._lock:
-            run(self._executable, Step(self._layout, sequences))
-            if self._file.gguf.lost:
-                self.check_file()
-            vectors = self._executable.read("last", sum(counts)) if sum(counts) else np.empty((0, self.dimensions))
-        return iter(np.split(vectors, np.cumsum(counts)[:-1]))
+        return _Asked(Step(self._layout, sequences), counts)
+
+    def _read(self, asked: _Asked) -> F32:
+        """The vectors of a step that has run, ``float32[rows, d]``."""
+        if self._file.gguf.lost:
+            self.check_file()
+        rows = sum(asked.counts)
+        return self._executable.read("last", rows) if rows else np.empty((0, self.dimensions), np.float32)
+
+
+class _Asked(NamedTuple):
+    """A step to run.
+
+    Attributes:
+        counts: Number of rows of each part.
+    """
+
+    step: Step
+    counts: list[int]
+
+
+def _next(work: Generator[_Asked, F32, F32], vectors: F32 | None) -> _Asked | F32:
+    """Send in the vectors of the last step: the next step, or the result."""
+    try:
+        return next(work) if vectors is None else work.send(vectors)
+    except StopIteration as end:
+        return cast(F32, end.value)

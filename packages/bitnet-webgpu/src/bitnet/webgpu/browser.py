@@ -110,14 +110,15 @@ class BrowserDriver:
 
     async def arrival(self, progress: Callable[[int, int], None] | None = None) -> None:
         try:
-            if self._kernels.compiling:
+            while self._kernels.compiling:  # another task may begin more meanwhile
                 await self._kernels.compiled(progress or (lambda done, total: None))
                 held, self._held = self._held, []
                 for call in held:
                     call()
-            arriving, self._arriving = self._arriving, []
+            arriving = tuple(self._arriving)  # which another task may wait for, too
             for one in arriving:
                 await one
+            self._arriving = [one for one in self._arriving if not any(one is done for done in arriving)]
         except JsException as error:
             await asyncio.sleep(LOSS_SECONDS)  # a lost device fails its copies before it says that it is lost
             self._raise()

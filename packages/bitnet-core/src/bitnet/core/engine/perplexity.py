@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from math import exp, sqrt
 
@@ -33,38 +33,38 @@ class Perplexity:
         return cls(value, value * float(logprobs.std()) / sqrt(n - 1) if n > 1 else 0.0, n, chunks)
 
 
-def running_perplexity(
-    score: Callable[[Sequence[int], int], npt.NDArray[np.float64]],
-    tokens: Sequence[int],
-    *,
-    context: int,
-    bos: int | None,
-) -> Iterator[Perplexity]:
-    """The perplexity after each chunk; the last is the result.
+class Running:
+    """The perplexity of a text, chunk by chunk.
 
     The text is cut into chunks of ``context`` tokens; an incomplete last chunk is ignored. The second half of each
-    chunk is scored, so that every scored token has at least half a context before it. ``bos``, if given, replaces each
-    chunk's first token.
+    chunk is scored, so that every scored token has at least half a context before it.
 
     Args:
-        score: ``score(tokens, start)``: the log-probabilities of ``tokens[start:]``.
+        bos: If given, it replaces each chunk's first token.
+
+    Attributes:
+        chunks: The chunks, in order.
+        start: Index in a chunk of its first scored token.
 
     Raises:
         InvalidInputError: The text is shorter than one chunk, or ``context`` is less than 4.
     """
-    if context < 4:
-        raise InvalidInputError(f"a chunk has {context} tokens; it must have at least 4.")
-    chunks = len(tokens) // context
-    if not chunks:
-        raise InvalidInputError(
-            f"the text has {len(tokens)} tokens; one chunk needs {context}.",
-            hint="Use a longer text or a smaller context.",
-        )
-    logprobs = np.empty(0)
-    for i in range(chunks):
-        chunk = list(tokens[i * context : (i + 1) * context])
-        if bos is not None:
-            chunk[0] = bos
-        # The first prediction scored is the one made at the first position of the second half.
-        logprobs = np.concatenate([logprobs, score(chunk, context // 2 + 1)])
-        yield Perplexity.of(logprobs, i + 1)
+
+    def __init__(self, tokens: Sequence[int], *, context: int, bos: int | None) -> None:
+        if context < 4:
+            raise InvalidInputError(f"a chunk has {context} tokens; it must have at least 4.")
+        if len(tokens) < context:
+            raise InvalidInputError(
+                f"the text has {len(tokens)} tokens; one chunk needs {context}.",
+                hint="Use a longer text or a smaller context.",
+            )
+        first = [] if bos is None else [bos]
+        begins = range(0, len(tokens) - context + 1, context)
+        self.chunks = [[*first, *tokens[at + len(first) : at + context]] for at in begins]
+        self.start = context // 2 + 1  # the first prediction scored is that at the first position of the second half
+        self._scores: list[npt.NDArray[np.float64]] = []
+
+    def add(self, logprobs: npt.NDArray[np.float64]) -> Perplexity:
+        """The perplexity so far, given the log-probabilities of the next chunk's tokens from ``start`` on."""
+        self._scores.append(logprobs)
+        return Perplexity.of(np.concatenate(self._scores), len(self._scores))

@@ -27,7 +27,8 @@ class TaskWorker(Worker):
     def check_thread(self) -> None:
         raise InvalidInputError(
             "the model computes in this thread's event loop, which waiting would stop.",
-            hint="Write `await model.stream(...)`, or `async for chunk in model.stream(...)`.",
+            hint="Write `await model.stream(...)`, `async for chunk in model.stream(...)`, "
+            "`await model.score_async(...)` or `await model.embed_async(...)`.",
         )
 
     @property

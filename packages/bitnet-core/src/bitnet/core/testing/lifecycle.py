@@ -33,6 +33,7 @@ from bitnet.core.hal import (
     TernaryWeight,
     run,
 )
+from bitnet.core.support import system
 from bitnet.core.testing.base import DeviceTests
 from bitnet.core.testing.model import BLOCK, TinyModel
 from bitnet.core.testing.rig import Array, Rig, dense, random_ternary, tensor, ternary, tokens
@@ -154,6 +155,8 @@ class LifecycleTests(DeviceTests):
 
     def test_threads(self, device: Device) -> None:
         """Executables of their own in several threads, and one executable shared by all, each on blocks of its own."""
+        if not system.THREADS:
+            pytest.skip("this Python has no threads")
         session = Session(device, 7)
         expected = session.text([0, 1])
         with ThreadPoolExecutor(4) as pool:
