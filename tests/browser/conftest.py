@@ -10,13 +10,14 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 import pytest
-from playwright.sync_api import sync_playwright
+from playwright.sync_api import Browser, sync_playwright
 
 import bitnet.core
 import bitnet.webgpu.source
@@ -138,8 +139,14 @@ def site(tmp_path_factory: pytest.TempPathFactory, with_numpy: Path, pure: Path)
     (information / "METADATA").write_text(METADATA, encoding="utf-8")
     (information / "entry_points.txt").write_text(ENTRY_POINTS, encoding="utf-8")
     shutil.make_archive(str(packages), "zip", packages)
-    handler = functools.partial(Quiet, directory=str(folder))
-    with ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
+    with serving(folder) as address:
+        yield address
+
+
+@contextmanager
+def serving(folder: Path) -> Iterator[str]:
+    """In this context, a server has the files of a folder; gives its address."""
+    with ThreadingHTTPServer(("127.0.0.1", 0), functools.partial(Quiet, directory=str(folder))) as server:
         threading.Thread(target=server.serve_forever, daemon=True).start()
         yield f"http://127.0.0.1:{server.server_address[1]}/"
         server.shutdown()
@@ -153,27 +160,33 @@ class Quiet(SimpleHTTPRequestHandler):
 
 
 @pytest.fixture(scope="session")
-def chromium(site: str, require_device: Callable[[str, str | None], None]) -> Iterator[Callable[..., Any]]:
-    """``chromium(script)`` runs Python in a page, and returns its last value, read as JSON."""
+def browser(require_device: Callable[[str, str | None], None]) -> Iterator[Browser]:
+    """Headless Chromium."""
     require_device("chromium", None if CHROMIUM else "Chromium is not installed")
     with sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=CHROMIUM, args=ARGUMENTS)
+        launched = playwright.chromium.launch(executable_path=CHROMIUM, args=ARGUMENTS)
+        yield launched
+        launched.close()
 
-        def run(script: str, before: str = "") -> Any:
-            page = browser.new_page()
-            page.set_default_timeout(ANSWER_SECONDS * 1000)
-            said: list[str] = []
-            page.on("console", lambda message: said.append(message.text))
-            page.expose_function("crashGpu", lambda: browser.new_browser_cdp_session().send("Browser.crashGpuProcess"))
-            page.add_init_script(before)
-            page.goto(site)
-            page.wait_for_function("window.run !== undefined")
-            try:
-                return json.loads(page.evaluate("script => window.run(script)", script))
-            except Exception as error:
-                raise AssertionError("\n".join([str(error), *said])[-6000:]) from None
-            finally:
-                page.close()
 
-        yield run
-        browser.close()
+@pytest.fixture(scope="session")
+def chromium(site: str, browser: Browser) -> Callable[..., Any]:
+    """``chromium(script)`` runs Python in a page, and returns its last value, read as JSON."""
+
+    def run(script: str, before: str = "") -> Any:
+        page = browser.new_page()
+        page.set_default_timeout(ANSWER_SECONDS * 1000)
+        said: list[str] = []
+        page.on("console", lambda message: said.append(message.text))
+        page.expose_function("crashGpu", lambda: browser.new_browser_cdp_session().send("Browser.crashGpuProcess"))
+        page.add_init_script(before)
+        page.goto(site)
+        page.wait_for_function("window.run !== undefined")
+        try:
+            return json.loads(page.evaluate("script => window.run(script)", script))
+        except Exception as error:
+            raise AssertionError("\n".join([str(error), *said])[-6000:]) from None
+        finally:
+            page.close()
+
+    return run

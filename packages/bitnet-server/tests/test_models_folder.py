@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 import importlib.util
 import json
 import os
 import random
+import secrets
 import shutil
 import threading
 import time
@@ -176,6 +178,23 @@ def test_models_are_loaded_on_demand_and_unloaded_by_least_use(
             assert {one for one, state in states(server).items() if state == "loaded"} == set(here)
         assert said(server.chat()).startswith("I am c.")  # the one that was used last
         assert [name for name, _ in loader.loads] == ["b.gguf", "a.gguf", "c.gguf"]
+
+
+def test_a_load_that_is_awaited_is_one_for_all_its_requests(folder: Path, running: Any, loader: Loader) -> None:
+    """As in a browser, whose Python has no threads in which to wait."""
+    model_at(folder / "a.gguf")
+    model_at(folder / "bad.gguf").write_bytes(secrets.token_bytes(1000))
+
+    async def load(name: str, path: Path, settings: ModelSettings) -> Model:
+        await asyncio.sleep(0.05)
+        return loader(name, path, settings)
+
+    with running(None, catalog=Catalog(folder, load)) as server, ThreadPoolExecutor(3) as pool:
+        answers = [pool.submit(server.chat, model="a") for _ in range(3)]
+        assert {said(answer.result()) for answer in answers} == {"I am a. END and more"}
+        assert len(loader.loads) == 1
+        assert server.chat(model="bad").json()["error"]["code"] == "model_load_failed"
+        assert states(server) == {"a": "loaded", "bad": "failed"}
 
 
 def test_requests_wait_for_a_model_that_is_being_loaded(folder: Path, running: Any, loader: Loader) -> None:

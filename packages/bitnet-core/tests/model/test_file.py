@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import os
 import subprocess
@@ -23,6 +24,7 @@ from bitnet.core.model.file import open_model
 from bitnet.core.model.memory import weight_bytes
 from bitnet.core.model.weights import bind_weights, expected_weights
 from bitnet.core.support import mapped
+from bitnet.core.support.guard import GuardedMap
 from bitnet.core.testing.block_tables import floats
 from bombs.base import GGUF, Shape
 
@@ -327,6 +329,32 @@ def test_the_list_of_weights_is_the_model(tiny: Make) -> None:
     names = [name for name, _ in expected_weights(file.config)]
     assert {f"{name}.weight" for name in names} == set(file.gguf.tensors)
     assert set(bind_weights(file.gguf, file.config, "official")) == {*names, "output"}
+
+
+def test_a_file_that_cannot_be_mapped_is_copied(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As in Pyodide, where the files of a browser can be read but not mapped."""
+
+    class Unmapped(GuardedMap):
+        def __new__(cls, handle: int, *given: Any, **options: Any) -> Unmapped:
+            if handle != -1:
+                raise OSError(errno.ENODEV, os.strerror(errno.ENODEV))
+            return super().__new__(cls, handle, *given, **options)
+
+    content = os.urandom(10_000 + os.urandom(1)[0])
+    (tmp_path / "a").write_bytes(content)
+    monkeypatch.setattr(mapped, "GuardedMap", Unmapped)
+    monkeypatch.setattr(mapped, "PIECE", 4096)
+    file = mapped.MappedFile(tmp_path / "a")
+    assert file.sha256() == hashlib.sha256(content).hexdigest()
+    assert bytes(file.bytes(0, file.size)) == content  # still, after every piece has been released
+    (tmp_path / "a").write_bytes(content[:-1])
+    with pytest.raises(ModelFileError, match="cut short"):
+        file.check()
+
+    pieces = [b"", b"some"]
+    monkeypatch.setattr(os, "read", lambda handle, size: pieces.pop())
+    with pytest.raises(ModelFileError, match="cut short while it was read"):
+        mapped.MappedFile(tmp_path / "a")
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")

@@ -17,7 +17,7 @@ from bitnet.core.support.requirement import unmet
 from bitnet.core.support.system import core_version
 
 GROUP = "bitnet.commands"
-OURS = dict.fromkeys(("batch", "bench-serve", "launch", "ps", "serve"), "bitnet-server")
+OURS = dict.fromkeys(("batch", "bench-serve", "launch", "ps", "serve", "web"), "bitnet-server")
 """The commands of our own other packages, and the package of each."""
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import mmap
 import os
@@ -51,7 +52,7 @@ class MappedFile:
             self._handle = os.open(path, os.O_RDONLY)  # kept open, to check its size later
             weakref.finalize(self, os.close, self._handle)
             self._as_opened = self._state()
-            self.map = GuardedMap(self._handle, 0, access=mmap.ACCESS_READ)
+            self.map, self._copied = _map(self._handle, info.st_size)
         except (OSError, ValueError) as error:
             reason = getattr(error, "strerror", None) or str(error)
             raise ModelFileError(f"cannot be opened: {reason}.", path=path, hint="Check the path.") from error
@@ -127,12 +128,30 @@ class MappedFile:
             ModelFileError: The file has changed since it was opened.
         """
         self.check()
-        if not hasattr(mmap, "MADV_DONTNEED"):
+        if self._copied or not hasattr(mmap, "MADV_DONTNEED"):
             return
         begin = -(-offset // mmap.PAGESIZE) * mmap.PAGESIZE
         end = (offset + size) // mmap.PAGESIZE * mmap.PAGESIZE
         if end > begin:
             self.map.madvise(mmap.MADV_DONTNEED, begin, end - begin)
+
+
+def _map(handle: int, size: int) -> tuple[GuardedMap, bool]:
+    """The mapping of an open file, and whether it is a copy in memory: some file systems, such as that of a browser's
+    files in Pyodide, map none."""
+    try:
+        return GuardedMap(handle, 0, access=mmap.ACCESS_READ), False
+    except OSError as error:
+        if error.errno != errno.ENODEV:
+            raise
+    copy = GuardedMap(-1, size)
+    while (at := copy.tell()) < size:
+        copy.write(os.read(handle, min(PIECE, size - at)) or _cut_short())
+    return copy, True
+
+
+def _cut_short() -> bytes:
+    raise OSError(errno.EIO, "it was cut short while it was read")
 
 
 def is_mapped(array: npt.NDArray[Any]) -> bool:

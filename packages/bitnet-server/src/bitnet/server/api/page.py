@@ -59,8 +59,24 @@ class Assets:
 def policy(mcp: Sequence[str]) -> str:
     """The Content-Security-Policy, which lets the page connect to its own server and to those MCP servers."""
     origins = sorted({f"{one.scheme}://{one.netloc}" for one in map(urlsplit, mcp)})
-    connects = POLICY.replace("connect-src 'self'", " ".join(["connect-src 'self'", *origins]))
-    return connects.replace("style-src 'self'", " ".join(["style-src 'self'", *assets().styles]))
+    return content_policy(assets().styles, origins)
+
+
+def content_policy(
+    styles: Sequence[str], origins: Sequence[str] = (), *, scripts: Sequence[str] = (), framed: bool = False
+) -> str:
+    """A Content-Security-Policy of the page.
+
+    Args:
+        styles: Sources of its style sheets.
+        origins: Which it may connect to besides its own.
+        scripts: Names of further policies of Trusted Types, which make addresses of workers.
+        framed: Whether it says nothing of frames around the page, as a policy in the page itself cannot.
+    """
+    found = POLICY.replace("connect-src 'self'", " ".join(["connect-src 'self'", *origins]))
+    found = found.replace("style-src 'self'", " ".join(["style-src 'self'", *styles]))
+    found = " ".join([found, *scripts])
+    return found.replace("frame-ancestors 'none'; ", "") if framed else found
 
 
 @cache

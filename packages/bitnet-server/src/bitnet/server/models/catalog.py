@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from functools import partial
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
-from bitnet.core import Model
 from bitnet.core.errors import BitNetError, InvalidInputError
 from bitnet.core.gguf.split import part_paths
 from bitnet.core.hub import cached, names
@@ -16,16 +15,15 @@ from bitnet.core.hub.choice import is_supported
 from bitnet.core.hub.names import HubName
 from bitnet.core.hub.removal import plan
 from bitnet.core.support.log import logger
-from bitnet.server.models.backend import Backend
 from bitnet.server.models.created import CreatedNames
 from bitnet.server.models.folder import gguf_of, models_in
 from bitnet.server.models.presets import FILE, ModelSettings, read_settings
-from bitnet.server.models.service import Source
+from bitnet.server.models.service import Loaded, Source
 from bitnet.server.request.errors import RequestError
 
 HOSTS = ("https://hf.co/", "https://huggingface.co/", "hf.co/", "huggingface.co/")
 """What may precede a name on the hub."""
-Load: TypeAlias = Callable[[str, Path, ModelSettings], "Model | Backend[Any, Any]"]
+Load: TypeAlias = Callable[[str, Path, ModelSettings], "Loaded | Awaitable[Loaded]"]
 """Loads the model of a name from its GGUF file."""
 
 
@@ -67,7 +65,7 @@ class Catalog:
         aliases = [alias for alias in settings.aliases if alias not in found]
         return Source((name, *aliases), path, partial(self._loaded, name, path, settings), preset=settings.preset)
 
-    def _loaded(self, name: str, path: Path, settings: ModelSettings) -> Model | Backend[Any, Any]:
+    def _loaded(self, name: str, path: Path, settings: ModelSettings) -> Loaded | Awaitable[Loaded]:
         return self._load(name, gguf_of(path), settings)
 
     def _paths(self) -> dict[str, Path]:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import AsyncIterator, Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from concurrent.futures import Executor
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext
 from typing import TypeVar
 
@@ -16,7 +16,7 @@ from bitnet.server.models.catalog import Catalog
 from bitnet.server.models.folder import state_of
 from bitnet.server.models.listing import Listing, Named
 from bitnet.server.models.pooled import PooledModel
-from bitnet.server.models.service import Service, Source
+from bitnet.server.models.service import Loaded, Service, Source
 from bitnet.server.models.settings import Settings
 from bitnet.server.models.shared import Shared
 from bitnet.server.request.errors import RequestError, as_request_error
@@ -66,7 +66,10 @@ class Pool:
         for one in self.models:
             self._settings.check_memory(one.source.names[0], one.size)
         if self.models:
-            self._took(self.models[0], self._load(self.models[0]))
+            first = self.models[0]
+            loaded = first.source.load()
+            assert not isinstance(loaded, Awaitable)  # only a catalog has such models
+            self._took(first, self._served(first, loaded))
         if self.listing.catalog is not None:
             self.listing.take(self.listing.catalog.sources())
 
@@ -231,7 +234,7 @@ class Pool:
     async def _load_for_requests(self, one: PooledModel) -> None:
         log.info("loading %s", one.source.path)
         try:
-            self._took(one, await _in(one.thread, lambda: self._load(one)))
+            self._took(one, await self._load(one))
         except (BitNetError, OSError) as error:
             name = one.source.names[0]
             one.problem = str(as_request_error(error))
@@ -240,8 +243,13 @@ class Pool:
                 503, f"{name} could not be loaded; the server's log says why.", code="model_load_failed"
             ) from None
 
-    def _load(self, one: PooledModel) -> Service:
-        service = Service(one.source.load(), one.source, self.shared, self)
+    async def _load(self, one: PooledModel) -> Service:
+        made = await _in(one.thread, one.source.load)
+        loaded = await made if isinstance(made, Awaitable) else made
+        return await _in(one.thread, lambda: self._served(one, loaded))
+
+    def _served(self, one: PooledModel, loaded: Loaded) -> Service:
+        service = Service(loaded, one.source, self.shared, self)
         try:
             self._settings.check_memory(service.names[0], service.size)
         except BitNetError:
@@ -326,7 +334,7 @@ class Pool:
                 continue
             try:
                 async with self._room:
-                    return await _in(one.thread, lambda: self._load(one))
+                    return await self._load(one)
             except ModelFileError:
                 if one.written() == written:
                     raise
@@ -348,7 +356,7 @@ class Pool:
             try:
                 async with self._room:
                     old = one.service
-                    self._took(one, await _in(one.thread, lambda: self._load(one)))
+                    self._took(one, await self._load(one))
             except (BitNetError, OSError) as error:
                 log.error("%s was not reloaded: %s", one.source.names[0], error)
                 return str(as_request_error(error))
@@ -379,5 +387,5 @@ class Pool:
             service.close()
 
 
-async def _in(threads: ThreadPoolExecutor, call: Callable[[], T]) -> T:
+async def _in(threads: Executor, call: Callable[[], T]) -> T:
     return await asyncio.get_running_loop().run_in_executor(threads, call)

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import time
-from concurrent.futures import ThreadPoolExecutor
 
 from bitnet.server.models.folder import stored_bytes, stored_files
 from bitnet.server.models.service import Service, Source
+from bitnet.server.models.threads import one_thread
 
 
 class PooledModel:
@@ -40,7 +40,7 @@ class PooledModel:
         self.loading: asyncio.Task[None] | None = None
         self.created = int(time.time())
         self.lock = asyncio.Lock()
-        self.thread = ThreadPoolExecutor(1, thread_name_prefix="bitnet-load")
+        self.thread = one_thread("bitnet-load")
 
     @property
     def loaded(self) -> bool:

@@ -5,12 +5,12 @@ from __future__ import annotations
 import asyncio
 import time
 from array import array
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from copy import copy
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeAlias
 
 from bitnet.core import Model, __version__
 from bitnet.core.gguf.split import model_bytes
@@ -25,6 +25,9 @@ from bitnet.server.models.shared import Shared
 from bitnet.server.models.templated import with_template
 from bitnet.server.request.errors import RequestError
 
+Loaded: TypeAlias = "Model | Backend[Any, Any]"
+"""A model in this process, or what computes its answers elsewhere."""
+
 
 @dataclass(frozen=True, slots=True)
 class Source:
@@ -32,14 +35,14 @@ class Source:
 
     Attributes:
         names: Names by which clients may request it; answers carry the first.
-        load: Makes a model in this process, or what computes its answers elsewhere.
+        load: Makes the model. A model of a catalog may also be awaited, as in a Python without threads.
         reloads: Whether ``load`` makes a new model each time, which the server must close.
         preset: What requests get that say nothing else.
     """
 
     names: tuple[str, ...]
     path: Path
-    load: Callable[[], Model | Backend[Any, Any]]
+    load: Callable[[], Loaded | Awaitable[Loaded]]
     reloads: bool = True
     preset: Preset = NO_PRESET
 
@@ -71,7 +74,7 @@ class Service:
         preset: What requests get that say nothing else.
     """
 
-    def __init__(self, loaded: Model | Backend[Any, Any], source: Source, shared: Shared, owner: Owner) -> None:
+    def __init__(self, loaded: Loaded, source: Source, shared: Shared, owner: Owner) -> None:
         self.backend: Backend[Any, Any] = InProcess(loaded) if isinstance(loaded, Model) else loaded
         self.names, self.shared, self.owner = source.names, shared, owner
         self.reloads = source.reloads

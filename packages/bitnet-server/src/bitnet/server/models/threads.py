@@ -1,4 +1,4 @@
-"""The threads that do a request's slow work, such as templates and tokenizers, outside the event loop."""
+"""The threads that do slow work outside the event loop: loading models, templates, tokenizers."""
 
 from __future__ import annotations
 
@@ -6,8 +6,10 @@ import asyncio
 import threading
 import time
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
-from typing import TypeVar
+from concurrent.futures import Executor, Future, ThreadPoolExecutor
+from typing import Any, TypeVar
+
+from bitnet.core.support import system
 
 T = TypeVar("T")
 
@@ -45,3 +47,20 @@ class PromptThreads(ThreadPoolExecutor):
         """Whether each thread has been in the same call for longer than :data:`STUCK_SECONDS`."""
         began = tuple(self.began.values())
         return len(began) == PROMPT_THREADS and time.monotonic() - max(began) > STUCK_SECONDS
+
+
+def one_thread(name: str) -> Executor:
+    """An executor with one thread; in a Python without threads, its calls run where they are submitted."""
+    return ThreadPoolExecutor(1, thread_name_prefix=name) if system.THREADS else InCaller()
+
+
+class InCaller(Executor):
+    """Runs each call at once, in the thread that submits it."""
+
+    def submit(self, fn: Callable[..., T], /, *args: Any, **kwargs: Any) -> Future[T]:
+        future: Future[T] = Future()
+        try:
+            future.set_result(fn(*args, **kwargs))
+        except Exception as error:
+            future.set_exception(error)
+        return future

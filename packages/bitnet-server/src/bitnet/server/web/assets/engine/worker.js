@@ -1,0 +1,134 @@
+// The engine: Python with bitnet and its server, in a worker. Messages are `{id, type, …}`; answers carry the same id.
+
+import { loadPyodide } from "./pyodide/pyodide.mjs";
+import * as store from "./store.js";
+
+const HERE = new URL("./", import.meta.url);
+const MODELS = "/models";
+
+let python = null;
+let engine = null;
+const controllers = new Map(); // of requests that can be aborted, by id
+
+/** Says how far something is: `{stage, done, total}`; the last two may be missing. */
+const tell = (id, stage, done, total) => postMessage({ id, type: "progress", stage, done, total });
+
+/** Shows Python the files that are stored; they are read from there, not copied. */
+async function mount() {
+  const { FS } = python;
+  if (FS.analyzePath(MODELS).object?.mount.mountpoint === MODELS) FS.unmount(MODELS);
+  const blobs = (await store.list()).map(({ name, file }) => ({ name: `${name}.gguf`, data: file }));
+  FS.mount(FS.filesystems.WORKERFS, { blobs }, MODELS);
+}
+
+/** The SHA-256 of a file. */
+async function digest(file) {
+  const made = python.pyimport("bitnet.server.web.engine").Digest();
+  try {
+    for await (const piece of file.stream()) made.update(piece);
+    return made.hexdigest();
+  } finally {
+    made.destroy();
+  }
+}
+
+/** Stores a model, from a file, an address or a name on the hub (`text`); resolves to its name here. */
+async function add({ file, text, ...given }, id, signal) {
+  const progress = (done, total) => tell(id, "model", done, total);
+  const found = { ...(file ? { name: store.nameOf(file.name ?? "model") } : text ? await store.locate(text, signal) : {}), ...given };
+  if (file) await store.addFile(found.name, file, digest, progress);
+  else await store.addAddress(found.name, found, digest, signal, progress);
+  await mount();
+  return found.name;
+}
+
+const work = {
+  /** Loads Python and the server. */
+  async start({ device, context }, id) {
+    tell(id, "python");
+    const indexURL = new URL("pyodide/", HERE).href;
+    const archive = fetch(new URL("packages.zip", HERE)).then((response) => {
+      if (!response.ok) throw new Error(`packages.zip answered with HTTP status ${response.status}.`);
+      return response.arrayBuffer();
+    });
+    archive.catch(() => {}); // awaited below
+    python = await loadPyodide({ indexURL });
+    tell(id, "numpy");
+    await python.loadPackage("numpy", { messageCallback() {}, errorCallback: console.error });
+    tell(id, "packages");
+    python.unpackArchive(await archive, "zip", { extractDir: "/packages" });
+    python.FS.mkdir(MODELS);
+    await mount();
+    python.runPython("import sys; sys.path.insert(0, '/packages')");
+    const module = python.pyimport("bitnet.server.web.engine");
+    engine = module.Engine(MODELS, device ?? null, context ?? null, (done, total) => tell(0, "kernels", done, total));
+  },
+
+  /** Names and bytes of the stored models. */
+  async models() {
+    return (await store.list()).map(({ name, file }) => ({ name, bytes: file.size }));
+  },
+
+  add,
+
+  async remove({ name }) {
+    await store.remove(name);
+    if (python) await mount();
+  },
+
+  /** Loads a model; resolves to the name of its device. */
+  load: ({ name }) => engine.load(name),
+
+  /** Answers a request of the page. */
+  async request({ method, path, headers, body }, id, signal) {
+    if (method === "POST" && path === "/api/pull") return pull(JSON.parse(new TextDecoder().decode(body)), id, signal);
+    signal.addEventListener("abort", () => engine.leave(id));
+    const head = (status, list) => postMessage({ id, type: "head", status, headers: JSON.parse(list) });
+    const piece = (bytes) => {
+      const data = bytes.toJs();
+      postMessage({ id, type: "piece", data }, [data.buffer]);
+    };
+    await engine.answer(id, method, path, JSON.stringify(headers), body ?? null, head, piece);
+  },
+};
+
+/** Downloads a model as Ollama's servers do: an object on each line, the last with the status success or an error. */
+async function pull({ model }, id, signal) {
+  postMessage({ id, type: "head", status: 200, headers: [["content-type", "application/x-ndjson"]] });
+  const line = (value) => postMessage({ id, type: "piece", data: new TextEncoder().encode(`${JSON.stringify(value)}\n`) });
+  try {
+    const found = await store.locate(model, signal);
+    const progress = (completed, total) => line({ status: found.name, completed, total: total ?? undefined });
+    await store.addAddress(found.name, found, digest, signal, progress);
+    await mount();
+    line({ status: "success" });
+  } catch (error) {
+    if (error.name === "AbortError") throw error;
+    line({ error: error.message });
+  }
+}
+
+/** What is left of an error of Python's: its last line, without the class. */
+function words(error) {
+  if (error.constructor?.name !== "PythonError") return error.message;
+  const last = error.message.trim().split("\n").pop();
+  if (last.startsWith("MemoryError")) return "The model does not fit the memory that the browser gives to a tab.";
+  return last.replace(/^[\w.]+: /, "");
+}
+
+addEventListener("message", async ({ data: { id, type, ...given } }) => {
+  if (type === "abort") {
+    controllers.get(id)?.abort();
+    return;
+  }
+  const controller = new AbortController();
+  controllers.set(id, controller);
+  try {
+    const value = await work[type](given, id, controller.signal);
+    postMessage({ id, type: "done", value });
+  } catch (error) {
+    postMessage({ id, type: "failed", message: words(error), name: error.name, code: error.code });
+  } finally {
+    controllers.delete(id);
+  }
+});
