@@ -48,6 +48,9 @@ class NoText:
     def push(self, *tokens: int) -> str:
         return ""
 
+    def peek(self, *tokens: int) -> str:
+        return ""
+
     def flush(self) -> str:
         return ""
 

@@ -173,6 +173,37 @@ def test_a_mark_is_found_however_long_the_answer_before_it(lead: int) -> None:
             break
 
 
+def test_a_mark_is_found_in_tokens_that_come_together() -> None:
+    """Those up to the one that completes half of the mark are taken in, however they are divided."""
+    tokenizer = open_model(default_model_path()).tokenizer
+    seed = random.randrange(2**32)
+    print(f"seed {seed}")
+    chance = random.Random(seed)
+    form = LazyForm("<tool_call>", "", ("start: /x/",))
+    words = ["a<b", "<too", "<", "ool_call>", "<<to", "é", " so", "\n", *["word "] * chance.randrange(40)]
+    for _ in range(40):
+        text = "".join(chance.choice(words) for _ in range(chance.randrange(200)))
+        tokens = tokenizer.encode(text + "<tool_call>{}", add_special=False)
+        tokens[chance.randrange(len(tokens)) : 0] = chance.choices([*tokenizer.eos_ids], k=chance.randrange(3))
+        single, together = (LazyMatcher(NoMatchers(tokenizer), form, tokenizer) for _ in range(2))
+        wanted = 0
+        while single.waiting:
+            single.accept(tokens[wanted])
+            wanted += 1
+        taken = 0
+        while together.waiting:
+            some = tokens[taken : taken + chance.randrange(1, 17)]
+            count = together.watch(some)
+            assert count == len(some) or not together.waiting, seed
+            taken += count
+        assert taken == wanted, (seed, text)
+        held = [
+            matcher._tokens[next(i for i, end in enumerate(matcher._ends) if end > matcher._at) :]
+            for matcher in (single, together)
+        ]
+        assert held[0] == held[1], (seed, text)
+
+
 def test_a_thought_may_speak_of_calls(script_model: Model, running: Any, scripted: Any) -> None:
     thought = 'I could write <tool_call> {"name": nothing}.'
     scripted(script_model, f"<think>\n{thought}\n</think>\n\nNo call.")

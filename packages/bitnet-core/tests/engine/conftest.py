@@ -85,6 +85,12 @@ class ByteText:
     def push(self, *tokens: int) -> str:
         return self._decoder.decode(bytes(token for token in tokens if token < 256))
 
+    def peek(self, *tokens: int) -> str:
+        state = self._decoder.getstate()
+        text = self.push(*tokens)
+        self._decoder.setstate(state)
+        return text
+
     def flush(self) -> str:
         return self._decoder.decode(b"", True)
 

@@ -183,6 +183,13 @@ class Lazy(Cycle):
         self.waiting = self.watching = True
         self.seen: list[int] = []
 
+    def watch(self, tokens: Sequence[int]) -> int:
+        for count, token in enumerate(tokens, 1):
+            self.accept(token)
+            if not self.waiting:
+                return count
+        return len(tokens)
+
     def accept(self, token: int) -> None:
         self.seen.append(token)
         if not self.waiting:

@@ -13,7 +13,7 @@ import pytest
 from bitnet.core.text.chat import ChatTemplate
 from bitnet.core.text.prompt import chat_tokens
 from bitnet.core.text.thinking import MARKS, Marks, Piece, Thinking, ThoughtReader, ThoughtSplitter, marks_of
-from bitnet.core.text.tokenizer import Tokenizer
+from bitnet.core.text.tokenizer import StreamDecoder, Tokenizer
 from bitnet.core.text.vocabulary import TokenType, Vocabulary
 
 QWEN = Marks("<think>", "</think>")
@@ -90,6 +90,8 @@ class Words:
     def push(self, *tokens: int) -> str:
         return "".join(self._words[token] for token in tokens)
 
+    peek = push
+
     def flush(self) -> str:
         return ""
 
@@ -115,9 +117,43 @@ def test_tokens_of_the_thought_are_counted() -> None:
         if any(not word for word in words):
             continue  # an empty token beside a mark is in it or not
         reader = ThoughtReader(Thinking(QWEN, opened, (0,), None, {}), Words(words))
-        reader.push(range(len(words)))
+        places = sorted(chance.choices(range(len(words)), k=2))
+        for begin, stop in zip([0, *places], [*places, len(words)], strict=True):
+            reader.push(range(begin, stop))
         reader.end()
         assert reader.tokens == expected, (words, opened)
+
+
+@pytest.mark.parametrize("kind", [TokenType.CONTROL, TokenType.USER_DEFINED])
+def test_tokens_are_read_together_as_they_are_one_by_one(kind: TokenType) -> None:
+    """Bytes of characters and of marks are spread over tokens, and tokens over batches."""
+    seed = random.randrange(2**32)
+    print(f"seed {seed}")
+    chance = random.Random(seed)
+    tokenizer = bytes_tokenizer(kind, *QWEN)
+    hidden = {258: QWEN.start, 259: QWEN.end} if kind is TokenType.CONTROL else {}
+    for _ in range(500):
+        thinking = Thinking(QWEN, chance.random() < 0.7, (259,), 258, hidden)
+        tokens = chance.choices([258], k=chance.randrange(2))
+        for _ in range(chance.randrange(6)):
+            tokens += tokenizer.encode(any_text(QWEN, chance), add_special=False)
+            tokens += chance.choices([259, 256, 0xE2, 0x97, 0x20], k=chance.randrange(3))
+        together, single = (ThoughtReader(thinking, StreamDecoder(tokenizer)) for _ in range(2))
+        single.push_thought = lambda tokens: None  # type: ignore[method-assign]
+        left = [*tokens]
+        while left:
+            size = chance.randrange(1, 17)
+            some, left = left[:size], left[size:]
+            pieces = [single.push([token]) for token in some]
+            assert together.push(some) == joined(pieces), (tokens, thinking)
+            assert (together.tokens, together.inside, together.over, together.before) == (
+                (single.tokens, single.inside, single.over, single.before)
+            ), (tokens, thinking)
+        assert (together.end(), together.before) == (single.end(), single.before)
+
+
+def joined(pieces: Sequence[Piece]) -> Piece:
+    return Piece("".join(p.reasoning for p in pieces), "".join(p.text for p in pieces))
 
 
 def test_marks_that_are_control_tokens_are_seen() -> None:

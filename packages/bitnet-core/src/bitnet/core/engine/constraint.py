@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Protocol, runtime_checkable
 
 import numpy as np
@@ -29,7 +29,7 @@ class Constraint(Protocol):
 class LazyConstraint(Constraint, Protocol):
     """A constraint that holds from some point of the answer on, which it finds itself.
 
-    While it waits, every token may come next, and ``accept`` is told each one.
+    While it waits, every token may come next, and ``watch`` is told the tokens that were chosen.
 
     Attributes:
         waiting: Whether the next token may be any.
@@ -39,6 +39,13 @@ class LazyConstraint(Constraint, Protocol):
 
     waiting: bool
     watching: bool
+
+    def watch(self, tokens: Sequence[int]) -> int:
+        """Called with tokens that were chosen while it waits, none of them an end token.
+
+        Takes them in up to the one with which it begins, and returns how many those are.
+        """
+        ...
 
 
 MakesConstraint = Callable[[], Constraint]

@@ -294,22 +294,19 @@ class Generation(TokenSequence):
 
     def _until_begun(self, lazy: LazyConstraint, tokens: list[int]) -> list[int]:
         """The tokens up to the one with which the constraint begins: those after it were chosen without it."""
-        begin = 0
-        if self._thought is not None and self._in_thought and self._stop_tokens.isdisjoint(tokens):
-            begin = self._thought.accept_some(tokens, thought_only=True)
-            if self._thought.forced:
-                return tokens[:begin]
-        for count, token in enumerate(tokens[begin:], begin + 1):
-            if token in self._stop_tokens:
-                break
-            in_thought = self._in_thought
-            if self._thought is not None:
-                self._follow(self._thought, (token,))
-            if not in_thought:
-                lazy.accept(token)
-            if self.finished or not lazy.waiting or (self._thought is not None and self._thought.forced):
-                return tokens[:count]
-        return tokens
+        thought, taken = self._thought, 0
+        end = next((i for i, token in enumerate(tokens) if token in self._stop_tokens), len(tokens))
+        while thought is not None and not thought.over and taken < end:
+            if self._in_thought:
+                taken += thought.accept_some(tokens[taken:end], thought_only=True)
+            else:  # a token may begin a thought, and is the constraint's if it does not
+                self._follow(thought, tokens[taken : taken + 1])
+                lazy.watch(tokens[taken : taken + 1])
+                taken += 1
+            if self.finished or thought.forced or not lazy.waiting:
+                return tokens[:taken]
+        taken += lazy.watch(tokens[taken:end]) if taken < end else 0
+        return tokens if taken == end and lazy.waiting else tokens[:taken]
 
     def _follow(self, thought: ThoughtControl, tokens: Sequence[int]) -> None:
         try:

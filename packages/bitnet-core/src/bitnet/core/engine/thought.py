@@ -83,6 +83,11 @@ class ThoughtControl:
         Args:
             thought_only: Whether to end with the thought, too; the tokens begin within it.
         """
+        some = tokens if self._ended else tokens[: max(0, self._budget - self._reader.tokens)]
+        if some and self._reader.push_thought(some) is not None:
+            self._begun = True
+            self._check_budget()
+            return len(some)
         for count, token in enumerate(tokens, 1):
             if self.over:
                 break

@@ -45,6 +45,9 @@ class _NoText:
     def push(self, *tokens: int) -> str:
         return ""
 
+    def peek(self, *tokens: int) -> str:
+        return ""
+
     def flush(self) -> str:
         return ""
 

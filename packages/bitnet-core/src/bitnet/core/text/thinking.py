@@ -126,6 +126,11 @@ class ThoughtSplitter:
         """Whether all further text is the answer's."""
         return self._state is _State.ANSWER
 
+    def goes_on(self, text: str) -> bool:
+        """Whether all further text is the thought's, and no end mark begins in it."""
+        first = self._marks.end[0]
+        return self._state is _State.THOUGHT and first not in self._held and first not in text
+
     def push(self, text: str) -> Piece:
         """What further text adds to the thought and to the answer."""
         if self._state is _State.ANSWER:
@@ -195,6 +200,10 @@ class TextStream(Protocol):
 
     def push(self, *tokens: int) -> str: ...
 
+    def peek(self, *tokens: int) -> str:
+        """What :meth:`push` would return. Changes nothing."""
+        ...
+
     def flush(self) -> str: ...
 
 
@@ -230,8 +239,23 @@ class ThoughtReader:
         """What further tokens add to the thought and to the answer."""
         if self._splitter.in_answer:
             return Piece("", self._decoder.push(*tokens))
+        if (piece := self.push_thought(tokens)) is not None:
+            return piece
         pieces = [self._noted(token) for token in tokens]
         return Piece("".join(p.reasoning for p in pieces), "".join(p.text for p in pieces))
+
+    def push_thought(self, tokens: Sequence[int]) -> Piece | None:
+        """:meth:`push` at once, if all of the tokens' text is surely the thought's; else None, and nothing changes."""
+        if not self._splitter.inside or not self._hidden.keys().isdisjoint(tokens):
+            return None
+        if not self._splitter.goes_on(self._decoder.peek(*tokens)):
+            return None
+        text = self._decoder.push(*tokens)
+        self._at += len(text)
+        self._seen += len(tokens)
+        self.tokens += len(tokens)
+        self._last, self._textless = [], 0  # an end mark comes after all of them, and has text
+        return self._splitter.push(text)
 
     def end(self) -> Piece:
         """What was held back. Call it after the last token."""
@@ -252,7 +276,7 @@ class ThoughtReader:
 
     def _one(self, token: int) -> Piece:
         mark = self._hidden.get(token)
-        if mark is None:
+        if mark is None or self._splitter.in_answer:  # decoders leave control tokens out of answers
             return self._counted(self._decoder.push(token))
         # Bytes of a character that the mark cuts off belong to the tokens before
         unfinished = self._decoder.flush()

@@ -223,6 +223,14 @@ class StreamDecoder:
             data, self._strip = data.removeprefix(b" "), False
         return self._utf8.decode(data)
 
+    def peek(self, *ids: int) -> str:
+        """What :meth:`push` would return. Changes nothing."""
+        strip, state = self._strip, self._utf8.getstate()
+        text = self.push(*ids)
+        self._strip = strip
+        self._utf8.setstate(state)
+        return text
+
     def _piece(self, id: int) -> bytes:
         """The bytes of a token within a text, cached."""
         if id not in self._pieces:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from bisect import bisect_left
+from collections.abc import Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 
@@ -106,13 +107,29 @@ class LazyMatcher:
         self._at = 0  # where the call begins, in characters
         self._undecided = False  # whether the mark is not complete
 
+    def watch(self, tokens: Sequence[int]) -> int:
+        if not self.watching:
+            return len(tokens)
+        if (mark := self._form.mark) and mark[0] not in self._text[1 - len(mark) :] + self._decoder.peek(*tokens):
+            self._decoder.push(*tokens)  # no mark has begun
+            self._text, self._tokens, self._ends = "", [], []
+            return len(tokens)
+        for count, token in enumerate(tokens, 1):
+            self._look(token)
+            if not self.waiting:
+                return count
+        return len(tokens)
+
     def accept(self, token: int) -> None:
         if self._matcher is not None:
             self._matcher.accept(token)
-        if self.watching and (self.waiting or self._undecided) and not self._tokenizer.is_hidden(token):
-            self._watch(token)
+        if self.watching and (self.waiting or self._undecided):
+            self._look(token)
 
-    def _watch(self, token: int) -> None:
+    def _look(self, token: int) -> None:
+        """Look for the beginning of a call in the text with one more token."""
+        if self._tokenizer.is_hidden(token):
+            return
         searched = len(self._text)
         self._text += self._decoder.push(token)
         self._tokens.append(token)
