@@ -9,6 +9,7 @@ import warnings
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 
+from bitnet.server.chat.quotes import Quotes
 from bitnet.server.chat.tool_calls import WHITE, CallParser, Event
 
 MAX_HEAD = 300
@@ -164,21 +165,14 @@ class _Argument:
     """Finds the end of an argument that arrives in pieces: a comma or a parenthesis outside of texts and brackets."""
 
     def __init__(self) -> None:
-        self._depth, self._quote, self._escaped = 0, "", False
+        self._depth, self._quotes = 0, Quotes("\"'")
 
     def feed(self, text: str) -> int | None:
         """The index of the character that ends the argument; None: it continues."""
         for i, c in enumerate(text):
-            if self._quote:
-                if self._escaped:
-                    self._escaped = False
-                elif c == "\\":
-                    self._escaped = True
-                elif c == self._quote:
-                    self._quote = ""
-            elif c in "\"'":
-                self._quote = c
-            elif c in "([{":
+            if self._quotes.take(c):
+                continue
+            if c in "([{":
                 self._depth += 1
             elif not self._depth and c in ",)":
                 return i

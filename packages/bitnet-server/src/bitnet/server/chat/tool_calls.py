@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from bitnet.core.text.thinking import overlap
+from bitnet.server.chat.quotes import Quotes
 
 OPEN, CLOSE = "<tool_call>", "</tool_call>"
 PYTHON_TAG = "<|python_tag|>"
@@ -88,22 +89,14 @@ class _Value:
     """Finds the end of a JSON object, list or string that arrives in pieces."""
 
     def __init__(self, depth: int = 0) -> None:
-        self._depth, self._string, self._escaped = depth, False, False
+        self._depth, self._quotes = depth, Quotes('"')
 
     def feed(self, text: str) -> int | None:
         """How many characters of ``text`` belong to the value; None: all, and the value continues."""
         for i, c in enumerate(text):
-            if self._string:
-                if self._escaped:
-                    self._escaped = False
-                elif c == "\\":
-                    self._escaped = True
-                elif c == '"':
-                    self._string = False
-                    if not self._depth:
-                        return i + 1
-            elif c == '"':
-                self._string = True
+            if self._quotes.take(c):
+                if not self._quotes and not self._depth:
+                    return i + 1
             elif c in "{[":
                 self._depth += 1
             elif c in "}]":
