@@ -73,30 +73,32 @@ class NormHead(Fusion):
     AT_ONCE = True
 
 
+class _Chosen(Fusion):
+    """An output head and sampling, if nobody reads the logits (decision 0060)."""
+
+    __slots__ = ()
+    KEPT = ("sample",)
+
+    def fits(self, bucket: Bucket) -> bool:
+        return not bucket.logits
+
+
 @dataclass(frozen=True, slots=True)
-class Choice(Fusion):
-    """The output head and sampling, if nobody reads the logits (decision 0060)."""
+class Choice(_Chosen):
+    """The output head and sampling."""
 
     dense: DenseMatmul
     sample: Sample
     norm: ClassVar[NormRows | None] = None
-    KEPT = ("sample",)
-
-    def fits(self, bucket: Bucket) -> bool:
-        return not bucket.logits
 
 
 @dataclass(frozen=True, slots=True)
-class NormChoice(Fusion):
-    """The last norm, the output head and sampling, if nobody reads the logits (decision 0060)."""
+class NormChoice(_Chosen):
+    """The last norm, the output head and sampling."""
 
     norm: NormRows
     dense: DenseMatmul
     sample: Sample
-    KEPT = ("sample",)
-
-    def fits(self, bucket: Bucket) -> bool:
-        return not bucket.logits
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,17 +141,24 @@ class NormProduct(Fusion):
     AT_ONCE = True
 
 
+class _Gated(Fusion):
+    """A fusion whose product ``up`` makes gates and ups, and does not add them to others."""
+
+    __slots__ = ()
+    KEPT = ("glu",)
+    up: TernaryMatmul
+
+    def fits(self, bucket: Bucket) -> bool:
+        return not self.up.add
+
+
 @dataclass(frozen=True, slots=True)
-class GatedProduct(Fusion):
+class GatedProduct(_Gated):
     """A product that applies the activation between its gates and ups, and the norm after it."""
 
     up: TernaryMatmul
     glu: GluNormQuant
     norm: ClassVar[NormQuant | None] = None
-    KEPT = ("glu",)
-
-    def fits(self, bucket: Bucket) -> bool:
-        return not self.up.add
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,20 +172,16 @@ class GatedTransform(GatedProduct):
 
 
 @dataclass(frozen=True, slots=True)
-class NormGatedProduct(Fusion):
+class NormGatedProduct(_Gated):
     """A :class:`GatedProduct` that norms and quantises its input itself."""
 
     norm: NormQuant
     up: TernaryMatmul
     glu: GluNormQuant
-    KEPT = ("glu",)
-
-    def fits(self, bucket: Bucket) -> bool:
-        return not self.up.add
 
 
 @dataclass(frozen=True, slots=True)
-class FeedForward(Fusion):
+class FeedForward(_Gated):
     """A feed-forward block as two products: the first norms and activates, the second norms."""
 
     norm: NormQuant
@@ -184,9 +189,6 @@ class FeedForward(Fusion):
     glu: GluNormQuant
     down: TernaryMatmul
     KEPT = ("down",)
-
-    def fits(self, bucket: Bucket) -> bool:
-        return not self.up.add
 
 
 @dataclass(frozen=True, slots=True)
