@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from array import array
-from collections.abc import AsyncGenerator, Mapping, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -86,6 +86,36 @@ class Part:
     chunk: Chunk
     completion: Completion | None = None
     receipt: dict[str, Any] | None = None
+
+
+class Continuation(AsyncIterator[Chunk]):
+    """One continuation of a request that another process computes.
+
+    Attributes:
+        completion: The whole result, once the last chunk has been consumed.
+        receipt: Its receipt, if one is wanted.
+    """
+
+    def __init__(self) -> None:
+        self.completion: Completion | None = None
+        self.receipt: dict[str, Any] | None = None
+        self._ended = False
+
+    async def __anext__(self) -> Chunk:
+        if self._ended:
+            raise StopAsyncIteration
+        part = await self._next()
+        if isinstance(part, BaseException):
+            self._ended = True
+            raise part
+        if part.chunk.finish_reason is not None:
+            self._ended = True
+            self.completion, self.receipt = part.completion, part.receipt
+        return part.chunk
+
+    async def _next(self) -> Part | BaseException:
+        """The next part, or the error that ends the continuation."""
+        raise NotImplementedError
 
 
 class Computation:

@@ -8,7 +8,7 @@ import secrets
 import threading
 from array import array
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from contextlib import suppress
 from hmac import compare_digest
@@ -16,7 +16,7 @@ from multiprocessing.connection import Listener
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from bitnet.core import Chunk, Completion, Load
+from bitnet.core import Load
 from bitnet.core.errors import BitNetError, DeviceLostError
 from bitnet.core.hal import DeviceInfo
 from bitnet.core.model.file import open_model
@@ -26,7 +26,7 @@ from bitnet.core.support.helper import HelperEnded, HelperProcess, Program
 from bitnet.core.support.helper.values import dumped, loaded
 from bitnet.server.forms.structured import Form, InThread
 from bitnet.server.forms.token_rules import TokenRules
-from bitnet.server.generation.work import Carried, Part, Work, carried, work_arguments
+from bitnet.server.generation.work import Carried, Continuation, Part, Work, carried, work_arguments
 from bitnet.server.isolated.facts import Facts, Texts
 
 if TYPE_CHECKING:
@@ -271,17 +271,15 @@ class _Vectors:
             self.rows.set_result(value)
 
 
-class IsolatedGeneration(AsyncIterator[Chunk]):
+class IsolatedGeneration(Continuation):
     """One continuation of a request that the model's process computes."""
 
     def __init__(self, cancel: Callable[[], None]) -> None:
+        super().__init__()
         self._cancel = cancel
         self._parts: deque[Part | BaseException] = deque()
         self._lock = threading.Lock()
         self._wake: tuple[asyncio.AbstractEventLoop, asyncio.Event] | None = None
-        self._ended = False
-        self.completion: Completion | None = None
-        self.receipt: dict[str, Any] | None = None
 
     def put(self, part: Part | BaseException) -> None:
         """Add a part, or an error, after which nothing comes; from another thread."""
@@ -291,18 +289,6 @@ class IsolatedGeneration(AsyncIterator[Chunk]):
         if wake is not None:
             with suppress(RuntimeError):  # the loop has ended
                 wake[0].call_soon_threadsafe(wake[1].set)
-
-    async def __anext__(self) -> Chunk:
-        if self._ended:
-            raise StopAsyncIteration
-        part = await self._next()
-        if isinstance(part, BaseException):
-            self._ended = True
-            raise part
-        if part.chunk.finish_reason is not None:
-            self._ended = True
-            self.completion, self.receipt = part.completion, part.receipt
-        return part.chunk
 
     async def _next(self) -> Part | BaseException:
         while True:

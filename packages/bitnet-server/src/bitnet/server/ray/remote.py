@@ -3,21 +3,21 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ray.exceptions import RayError
 from ray.serve.exceptions import BackPressureError, RayServeException
 
-from bitnet.core import Chunk, Completion, Load
+from bitnet.core import Chunk, Load
 from bitnet.core.engine.blocks import prefix_digests
 from bitnet.core.hal import DeviceInfo
 from bitnet.core.model.file import open_model
 from bitnet.core.model.file_backed import FileBacked
 from bitnet.server.forms.structured import Form, InThread
 from bitnet.server.forms.token_rules import TokenRules
-from bitnet.server.generation.work import Carried, Part, carried, work_arguments
+from bitnet.server.generation.work import Carried, Continuation, Part, carried, work_arguments
 from bitnet.server.ray.summary import model_hash, short_hashes
 from bitnet.server.ray.work import Facts, State, Work
 from bitnet.server.request.errors import RequestError
@@ -119,28 +119,17 @@ class Replicas:
         """Nothing is held that must be freed."""
 
 
-class RemoteGeneration(AsyncIterator[Chunk]):
+class RemoteGeneration(Continuation):
     """One continuation of a request that a replica computes."""
 
     def __init__(self, stream: _Stream, index: int) -> None:
+        super().__init__()
         self._stream = stream
         self._queue = stream.queue(index)
-        self.completion: Completion | None = None
-        self.receipt: dict[str, Any] | None = None
-        self._ended = False
 
-    async def __anext__(self) -> Chunk:
-        if self._ended:
-            raise StopAsyncIteration
+    async def _next(self) -> Part | BaseException:
         self._stream.begin()
-        part = await self._queue.get()
-        if isinstance(part, BaseException):
-            self._ended = True
-            raise part
-        if part.chunk.finish_reason is not None:
-            self._ended = True
-            self.completion, self.receipt = part.completion, part.receipt
-        return part.chunk
+        return await self._queue.get()
 
     def cancel(self) -> None:
         self._stream.cancel()
