@@ -14,6 +14,8 @@ from typing import Any
 import pytest
 import yaml
 
+FORMS = ".github/ISSUE_TEMPLATE"
+
 
 @pytest.fixture(params=["ci", "docs", "nightly", "release"])
 def workflow(request: pytest.FixtureRequest, root: Path) -> Path:
@@ -45,6 +47,24 @@ def test_dependabot_follows_the_schema(root: Path) -> None:
     assert done.returncode == 0, done.stdout
     updates = yaml.safe_load((root / ".github/dependabot.yml").read_text())["updates"]
     assert {update["package-ecosystem"] for update in updates} == {"github-actions", "uv"}
+
+
+def test_issue_forms_follow_the_schema(root: Path) -> None:
+    for path in (root / FORMS).iterdir():
+        done = schema(f"github-issue-{'config' if path.name == 'config.yml' else 'forms'}", path)
+        assert done.returncode == 0, done.stdout
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [("type: textarea", "type: text"), ("id: report", "id: the report"), ("validations: {", "validation: {")],
+)
+def test_the_schema_finds_a_broken_issue_form(root: Path, tmp_path: Path, old: str, new: str) -> None:
+    text = (root / FORMS / "2-device-report.yml").read_text(encoding="utf-8")
+    assert old in text
+    broken = tmp_path / "broken.yml"
+    broken.write_text(text.replace(old, new, 1), encoding="utf-8")
+    assert schema("github-issue-forms", broken).returncode == 1
 
 
 def test_the_schema_finds_a_broken_workflow(tmp_path: Path, root: Path) -> None:
