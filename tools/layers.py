@@ -158,6 +158,7 @@ SERVER = House(
         "ray",
         "data",
         "bench",
+        "web",
         "launch",
         "commands",
         "",

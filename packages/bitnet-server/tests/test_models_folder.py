@@ -1,4 +1,7 @@
-"""``bitnet serve --models``: what is listed, loaded on demand, set in ``models.toml``, and what comes and goes."""
+"""``bitnet serve --models``: what is listed, loaded on demand, set in ``models.toml``, and what comes and goes.
+
+Long, because all of its tests share one folder of models and the helpers that watch it.
+"""
 
 from __future__ import annotations
 
