@@ -1,4 +1,4 @@
-"""Requests as Zed and Continue send them, by what their public sources say; a chat, a tool's round, what follows it."""
+"""Requests as Zed and Continue send them, by their public sources, and JetBrains' AI Assistant by its documentation."""
 
 from __future__ import annotations
 
@@ -49,6 +49,11 @@ def continued(messages: list[Any], **more: Any) -> dict[str, Any]:
     return {"model": "m", "messages": messages, "stream": True, "stream_options": usage, "max_tokens": 200, **more}
 
 
+def assistant(messages: list[Any], **more: Any) -> dict[str, Any]:
+    """An OpenAI-compatible provider of JetBrains' AI Assistant: a chat without anything that some servers lack."""
+    return {"model": "m", "messages": messages, "stream": True, **more}
+
+
 @pytest.fixture
 def server(script_model: Model, running: Any, scripted: Any) -> Iterator[Any]:
     scripted(
@@ -85,6 +90,7 @@ def streamed(server: Any, body: dict[str, Any], **headers: str) -> tuple[dict[st
     ("asks", "headers"),
     [
         (zed, {"Authorization": "Bearer key"}),
+        (assistant, {"Authorization": "Bearer key", "Accept": "text/event-stream", "Cache-Control": "no-store"}),
         (continued, {"Authorization": "Bearer key", "x-api-key": "key", "Accept": "application/json"}),
     ],
 )
@@ -92,7 +98,8 @@ def test_an_editors_conversation(server: Any, asks: Any, headers: dict[str, str]
     said: list[Any] = [{"role": "system", "content": "You help."}, {"role": "user", "content": "Hi."}]
     message, usage = streamed(server, asks(said), **headers)
     assert message["content"] == "Hello."
-    assert usage["total_tokens"] == usage["prompt_tokens"] + usage["completion_tokens"]
+    if "stream_options" in asks(said):
+        assert usage["total_tokens"] == usage["prompt_tokens"] + usage["completion_tokens"]
     parts = [{"type": "text", "text": "Read "}, {"type": "text", "text": "numbers.txt."}]
     said = [said[0], {"role": "user", "content": parts}]
     for more in ({"tool_choice": "auto"}, {"tool_choice": TOOL}, {"tool_choice": "required"}, {}):
@@ -107,6 +114,23 @@ def test_an_editors_conversation(server: Any, asks: Any, headers: dict[str, str]
         again = [*answered, {"role": "assistant", "content": "It is 42."}, {"role": "user", "content": "And now?"}]
         message, _ = streamed(server, asks(again, tools=[TOOL], tool_choice="none"), **headers)
         assert message["content"] == "It is 42."
+
+
+@pytest.mark.parametrize("path", ["/v1/models", "/api/tags"])
+def test_jetbrains_assistant_tries_a_connection_and_lists_models(server: Any, path: str) -> None:
+    """By the models' list: of an OpenAI-compatible provider or LM Studio, and of Ollama. A wrong key is told."""
+    listed = server.client.get(path, headers={"Authorization": "Bearer key"}).json()
+    assert "m" in [model.get("id", model.get("model")) for model in listed.get("data", listed.get("models"))]
+    assert server.client.get(path, headers={"Authorization": "Bearer other"}).status_code == 401
+
+
+def test_jetbrains_assistant_chats_with_an_ollama_server(server: Any) -> None:
+    said = [{"role": "system", "content": "You help."}, {"role": "user", "content": "Hi."}]
+    body = {"model": "m", "messages": said, "stream": True}
+    answer = server.client.post("/api/chat", json=body, headers={"Authorization": "Bearer key"})
+    *parts, last = map(json.loads, answer.text.splitlines())
+    assert "".join(part["message"]["content"] for part in parts) == "Hello."
+    assert last["done"]
 
 
 def test_continue_completes_in_the_midst_of_a_file(server: Any) -> None:
