@@ -228,6 +228,23 @@ def test_a_server_without_usage_is_counted_by_events() -> None:
     assert (found["total_output_tokens"], found["total_input_tokens"]) == (6, 22)
 
 
+def test_thoughts_and_calls_are_tokens_as_the_answer_is() -> None:
+    """The first token of a model that thinks is its thought's."""
+    deltas = [
+        {"role": "assistant", "content": ""},
+        {"reasoning_content": "So", "reasoning": "So"},
+        {"reasoning": "."},
+        {"content": "Yes."},
+        {"tool_calls": [{"index": 0, "function": {"arguments": "{"}}]},
+    ]
+    events = [f"data: {json.dumps({'choices': [{'delta': delta}]})}\n\n".encode() for delta in deltas]
+    stream = b"".join(events) + b"data: [DONE]\n\n"
+    text = (200, b'{"content": "Why?", "prompt": "Why?"}')
+    with answering({"/v1/models": MODELS, "/detokenize": text, "/v1/chat/completions": (200, stream)}) as url:
+        found = bench(url, endpoint="chat", num_prompts=2)
+    assert found["total_output_tokens"] == 2 * 4
+
+
 @pytest.mark.parametrize("url", ["nowhere", "ftp://127.0.0.1", "http://[::1", "http://127.0.0.1:99999", "http://"])
 def test_a_wrong_address_is_named(url: str) -> None:
     with pytest.raises(BitNetError, match="is not a server address"):

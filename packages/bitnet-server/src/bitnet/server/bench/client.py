@@ -222,6 +222,10 @@ def _refusal(status: int, body: bytes) -> str:
         return str(status)
 
 
+SAID = ("content", "reasoning_content", "reasoning", "tool_calls")
+"""Fields of a chat's delta with something that the model wrote: the answer, a thought or a call."""
+
+
 class _Stream:
     """Parses an answer's server-sent events as they arrive."""
 
@@ -246,8 +250,9 @@ class _Stream:
             if "error" in event:
                 raise Failed(f"error in the stream: {event['error'].get('code') or brief(event['error'])}")
             for choice in event.get("choices", ()):
-                text = choice["delta"].get("content") if "delta" in choice else choice.get("text")
-                if text or (choice.get("finish_reason") is not None and not self._times):
+                delta = choice.get("delta")
+                said = choice.get("text") if delta is None else any(map(delta.get, SAID))
+                if said or (choice.get("finish_reason") is not None and not self._times):
                     self._times.append(now)
             self._usage = event.get("usage") or self._usage
         except (ValueError, KeyError, TypeError, AttributeError):
