@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import functools
+import hashlib
+import json
 import re
 import threading
 from collections.abc import Iterator
@@ -26,6 +28,7 @@ class Server(ThreadingHTTPServer):
     """Serves a site, with ranges.
 
     Attributes:
+        folder: That of the site.
         cut: Bytes after which the model's download breaks off; None: it does not.
         ranges: What parts of the model were asked for; None: all of it.
     """
@@ -34,6 +37,7 @@ class Server(ThreadingHTTPServer):
 
     def __init__(self, folder: Path) -> None:
         super().__init__(("127.0.0.1", 0), functools.partial(Handler, directory=str(folder)))
+        self.folder = folder
         self.ranges: list[str | None] = []
         self.address = f"http://127.0.0.1:{self.server_address[1]}/"
 
@@ -116,3 +120,141 @@ def test_the_demo_model_answers_on_the_cpu(server: Server, page: Page) -> None:
     start(page)
     ask(page)
     assert server.ranges == [None]
+
+
+@pytest.mark.parametrize(
+    ("before", "said"),
+    [
+        ("delete Navigator.prototype.gpu;", "This browser has no WebGPU. The processor computes, which is slow."),
+        ("GPU.prototype.requestAdapter = async () => null;", "finds no GPU. The processor computes, which is slow."),
+    ],
+)
+def test_a_site_says_before_it_starts_that_no_gpu_computes(before: str, said: str, server: Server, page: Page) -> None:
+    page.add_init_script(before)
+    page.goto(server.address)
+    expect(page.locator("dialog.start dl")).to_contain_text(said)
+
+
+@pytest.mark.nightly  # starts Pyodide and compiles the kernels: a minute
+def test_the_demo_model_answers_on_webgpu(browser: Browser, server: Server, page: Page) -> None:
+    """Also after the browser's process for the GPU has ended in the middle of an answer."""
+    page.goto(f"{server.address}?device=webgpu")
+    expect(page.locator("dialog.start dl")).to_contain_text("WebGPU: google swiftshader")
+    start(page)
+    ask(page)
+    expect(page.locator("main")).to_contain_text("webgpu:0")
+    browser.new_browser_cdp_session().send("Browser.crashGpuProcess")
+    page.get_by_role("link", name="New conversation").first.click()
+    page.get_by_role("textbox", name="Message").fill(QUESTION)
+    page.keyboard.press("Enter")
+    expect(page.get_by_text("Load the model again").first).to_be_visible()
+    page.get_by_role("link", name="New conversation").first.click()
+    page.wait_for_timeout(3000)  # the model is loaded again by itself
+    ask(page)
+
+
+@pytest.mark.nightly  # starts Pyodide twice
+def test_a_started_site_works_without_a_connection(folder: Path, page: Page) -> None:
+    with serving(folder) as server:
+        page.goto(f"{server.address}?device=cpu")
+        start(page)
+        count = "async () => (await (await caches.open((await caches.keys())[0])).keys()).length"
+        script = (folder / "sw.js").read_text(encoding="utf-8").splitlines()[1]
+        files = json.loads(script.removeprefix("const FILES = ").removesuffix(";"))
+        for _ in range(SECONDS):
+            if page.evaluate(count) == len(files):
+                break
+            page.wait_for_timeout(1000)
+        assert page.evaluate(count) == len(files)
+    page.reload()  # from what the browser has; the model starts by itself
+    expect(page.locator("dialog.start")).to_have_count(1)
+    expect(page.locator("dialog.start")).to_have_count(0, timeout=SECONDS * 1000)
+    ask(page)
+
+
+@pytest.mark.nightly  # starts Pyodide
+def test_faults_of_downloads_are_said_and_leave_nothing_wrong(browser: Browser, server: Server, page: Page) -> None:
+    """Storage that is full, a connection that breaks off, a file with another hash, one that is no model."""
+    record = json.loads((server.folder / "site.json").read_text(encoding="utf-8"))
+    record["models"][0]["sha256"] = "0" * 64
+    page.route("**/site.json", lambda route: route.fulfill(json=record))
+    page.goto(f"{server.address}?device=cpu")
+    problem, again = page.get_by_role("alert"), page.get_by_role("button", name=re.compile("Start|Try again"))
+    quota = page.context.new_cdp_session(page)
+    origin = server.address.removesuffix("/")
+    quota.send("Storage.overrideQuotaForOrigin", {"origin": origin, "quotaSize": 3_000_000})
+    again.click()
+    full = re.compile("storage is full after .* MB|has room for .* MB")  # browsers need not say how much room there is
+    expect(problem).to_have_text(full, timeout=SECONDS * 1000)
+    quota.send("Storage.overrideQuotaForOrigin", {"origin": origin})
+
+    server.cut = 5_000_000
+    again.click()
+    expect(problem).to_contain_text("The download broke off after", timeout=SECONDS * 1000)
+    expect(problem).to_contain_text("of 6.5 MB. Start again: it goes on from there.")
+    server.cut = None
+    server.ranges.clear()
+    again.click()
+    expect(problem).to_contain_text(f"not {'0' * 64}. It was deleted.", timeout=SECONDS * 1000)
+    assert re.fullmatch(r"bytes=[1-9]\d{3,}-", str(server.ranges[0]))  # it went on
+    expect(problem).to_contain_text(hashlib.sha256(default_model_path().read_bytes()).hexdigest())
+
+    page.locator("#start-model").select_option(label="Another, from an address")
+    page.locator("#start-address").fill(f"{server.address}index.html")
+    again.click()
+    expect(problem).to_contain_text("not a GGUF model. It was deleted.", timeout=SECONDS * 1000)
+    page.locator("#start-address").fill("http://127.0.0.1:9/no.gguf")
+    again.click()
+    expect(problem).to_contain_text("http://127.0.0.1:9/no.gguf was not reached", timeout=SECONDS * 1000)
+    names = """async () => {
+      const models = await (await navigator.storage.getDirectory()).getDirectoryHandle("bitnet-models");
+      const found = [];
+      for await (const [name, handle] of models.entries()) if ((await handle.getFile()).size) found.push(name);
+      return found;
+    }"""
+    assert page.evaluate(names) == []
+
+
+MODULE = """async () => {
+  const { load } = await import("./bitnet.js");
+  const stages = new Set();
+  const model = await load({ device: "cpu", context: 256, progress: ({ stage }) => stages.add(stage) });
+  const messages = [{ role: "user", content: "What is 17 + 25?" }];
+  const pieces = [];
+  for await (const piece of model.stream(messages, { max_tokens: 12 })) pieces.push(piece);
+  const controller = new AbortController();
+  const seen = [];
+  let aborted = "";
+  try {
+    for await (const piece of model.stream(messages, { signal: controller.signal })) {
+      seen.push(piece);
+      controller.abort();
+    }
+  } catch (error) {
+    aborted = error.name;
+  }
+  const refused = await model.chat(messages, { temperature: -1 }).catch((error) => error.message);
+  const whole = await model.chat(messages);
+  const { name, device } = model;
+  const receipt = await (await model.fetch("/v1/models")).json();
+  model.close();
+  const closed = await model.chat(messages).catch((error) => error.message);
+  return { name, device, pieces, seen, aborted, refused, whole, closed, stages: [...stages], models: receipt.data };
+}"""
+
+
+@pytest.mark.nightly  # starts Pyodide
+def test_the_module_for_other_pages(server: Server, page: Page) -> None:
+    """``import { load } from "bitnet"``: chat, stream, abort."""
+    page.route("**/mine.html", lambda route: route.fulfill(content_type="text/html", body="<!doctype html><p>mine"))
+    page.goto(f"{server.address}mine.html")
+    found = page.evaluate(MODULE)
+    assert (found["name"], found["device"]) == ("bitnet-demo", "cpu:numpy")
+    assert "".join(found["pieces"]) == found["whole"] == ANSWER
+    assert len(found["pieces"]) > 1
+    assert len(found["seen"]) == 1
+    assert found["aborted"] == "AbortError"
+    assert "temperature" in found["refused"]
+    assert "closed" in found["closed"]
+    assert {"python", "numpy", "packages", "model"} <= {*found["stages"]}
+    assert [one["id"] for one in found["models"]] == ["bitnet-demo"]
