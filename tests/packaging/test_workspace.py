@@ -111,7 +111,7 @@ def test_extras_are_the_backends_that_exist(root: Path, backends: list[str]) -> 
     """One extra for each backend; `oneapi` is the name of Level Zero's. What else there is needs no backend."""
     extras = project(root, "bitnet-core")["optional-dependencies"]
     names = {"oneapi" if name == "bitnet-level-zero" else name.removeprefix("bitnet-"): name for name in backends}
-    assert set(extras) == {*names, "gpu", "hub", "plot", "rich", "server", "sign", "testing"}
+    assert set(extras) == {*names, "gpu", "hub", "object-store", "plot", "rich", "server", "sign", "testing"}
     for extra, package in names.items():
         assert [Requirement(line).name for line in extras[extra]] == [package]
     in_gpu = {name for line in extras["gpu"] for name in Requirement(line).extras or [Requirement(line).name]}

@@ -8,7 +8,7 @@ import pytest
 
 OWN = {
     *("bitnet", "bitnet.core", "bitnet.core.cpu", "bitnet.core.cpu.guard", "bitnet.core.errors", "bitnet.core.hub"),
-    *("bitnet.core.hub.names", "bitnet.core.support", "bitnet.core.support.distributions"),
+    *("bitnet.core.hub.address", "bitnet.core.hub.names", "bitnet.core.support", "bitnet.core.support.distributions"),
     *("bitnet.core.support.entry_points", "bitnet.core.support.env", "bitnet.core.support.files"),
     *("bitnet.core.support.foreign", "bitnet.core.support.foreign_output", "bitnet.core.support.guard"),
     *("bitnet.core.support.log", "bitnet.core.support.requirement", "bitnet.core.support.system"),

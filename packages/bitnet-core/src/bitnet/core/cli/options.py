@@ -13,6 +13,7 @@ import click
 from click.shell_completion import CompletionItem
 
 from bitnet.core.errors import InvalidInputError
+from bitnet.core.hub.address import check_address, is_address
 from bitnet.core.hub.names import PREFIX, parse
 from bitnet.core.support.foreign import label
 
@@ -72,11 +73,13 @@ class FileName(click.Path):
 
 
 class ModelName(FileName):
-    """A file name, or a model on the hub, which begins with ``hf:`` and stays a ``str``."""
+    """A file name, or a ``str``: a model on the hub (``hf:…``) or in an object store (``s3://…``)."""
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
         if isinstance(value, str) and value.startswith(PREFIX):
             return f"{PREFIX}{parse(value)}"
+        if isinstance(value, str) and is_address(value):
+            return check_address(value)
         return super().convert(value, param, ctx)
 
 
@@ -146,7 +149,7 @@ model_file_option = _together(
         type=ModelName(),
         shell_complete=_complete_model,
         callback=_no_second_model,
-        help="GGUF model, or hf:ORG/NAME[:FILE] for one on the hub.  [default: the small one in this package]",
+        help="GGUF model, hf:ORG/NAME[:FILE] or s3://BUCKET/KEY (gs, az).  [default: the small one in this package]",
     ),
     click.option(
         "-hf",

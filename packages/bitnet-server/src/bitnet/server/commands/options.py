@@ -162,7 +162,9 @@ def several_models(function: F) -> F:
     decorated = model_options(function)
     (option,) = (p for p in decorated.__click_params__ if p.name == "model")  # type: ignore[attr-defined]
     option.multiple = True
-    option.help = "GGUF model, or hf:ORG/NAME[:FILE]; repeatable.  [default: the small one in this package]"
+    option.help = (
+        "GGUF model, hf:ORG/NAME[:FILE] or s3://BUCKET/KEY (gs, az); repeatable.  [default: the small one here]"
+    )
     return decorated
 
 
