@@ -17,16 +17,14 @@ import tempfile
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 from bitnet.core.gpu import KernelSpec
 from bitnet.core.gpu.clc import Abilities, sources
-from bitnet.core.gpu.clc.abilities import Matrix
+from bitnet.core.gpu.clc.abilities import Dot4, Matrix
 from bitnet.core.gpu.clc.intel_products import FILE, IntelProducts, by_sub_groups
-from bitnet.core.gpu.ops.scaled import group_product
+from bitnet.core.gpu.ops.scaled import group_shape
 from bitnet.core.gpu.weights import TernaryBuffer
-from bitnet.core.hal import TernaryMatmul
 from bitnet.level_zero.specialise import module
 from running import run_tool
 
@@ -104,6 +102,8 @@ def specs(product: str) -> Iterator[tuple[str, KernelSpec]]:
         yield entry, KernelSpec("attention_decode", entry, tuple(cache.items()))
     for group in (32, 128):
         yield f"groups of {group}", grouped(4096, 4096, group)
+        for name, (rows, cols, times) in lanes.items():
+            yield f"{name}, groups of {group}", fused(product, rows, cols, times, group)
     head = {"WG": 256, "LANES": 32, "EACH": 4, "TOKENS": 1, "WEIGHT_F16": 1}
     yield "head", KernelSpec("dense_matmul", "dense_matmul", tuple(head.items()))
     for matrix in dict.fromkeys((XMX.get(product, "intel"), "intel")):
@@ -119,12 +119,20 @@ def specs(product: str) -> Iterator[tuple[str, KernelSpec]]:
 def grouped(rows: int, cols: int, group: int, tokens: int = 1) -> KernelSpec:
     """The product of few tokens and weights with a scale for each group of columns, as the lowering has it."""
     nowhere: Any = None
-    names = {"x": nowhere, "scale": nowhere, "out": nowhere}
-    matrix = TernaryBuffer(nowhere, nowhere, rows, cols, cols // 4, group)
-    ctx: Any = SimpleNamespace(ternary=lambda _: matrix, tensors=names, step=nowhere)
-    op = TernaryMatmul("x", "scale", ("w",), "out")
-    bucket: Any = SimpleNamespace(tokens=tokens)
-    return group_product(ctx, op, bucket)[0].kernel
+    shape = group_shape(TernaryBuffer(nowhere, nowhere, rows, cols, cols // 4, group), tokens)
+    defines = shape | {"INPUT": 0, "GLU": 0, "RELU2": 0, "ADD": 0}
+    return KernelSpec("ternary_groups", "ternary_groups", tuple(defines.items()))
+
+
+def fused(product: str, rows: int, cols: int, times: int, group: int) -> KernelSpec:
+    """The same of one token that is normed and quantised, with ``times`` rows of W for each result."""
+    nowhere: Any = None
+    matrix = TernaryBuffer(nowhere, nowhere, rows * times, cols, cols // 4, group)
+    shape = products_of(product)._fused_groups(matrix, times)
+    if shape is None:
+        raise SystemExit(f"{product}: a product of {rows} x {cols} does not quantise its input")
+    defines = shape | {"INPUT": 2, "GLU": times - 1, "RELU2": 0, "ADD": 0}
+    return KernelSpec("ternary_groups", "ternary_groups", tuple(defines.items()))
 
 
 def of_several(product: str, tokens: int) -> Iterator[tuple[str, KernelSpec]]:
@@ -139,10 +147,15 @@ def of_several(product: str, tokens: int) -> Iterator[tuple[str, KernelSpec]]:
 
 def lanes_of(product: str, rows: int, cols: int, times: int) -> int:
     """Work-items that share a row, as the lowering chooses them."""
-    products = IntelProducts(Abilities(UNITS[product], 1024, 65536, matrix="intel"))
     nowhere: Any = None  # its memory is not asked for
     matrix = TernaryBuffer(nowhere, nowhere, rows * times, cols, cols // 4)
-    return products._lanes(matrix, times)
+    return products_of(product)._lanes(matrix, times)
+
+
+def products_of(product: str) -> IntelProducts:
+    """The lowering of a product's matrix products."""
+    dot4: Dot4 = "none" if product in NO_DOT else "khr"
+    return IntelProducts(Abilities(UNITS[product], 1024, 65536, matrix="intel", dot4=dot4))
 
 
 def assembly(spec: KernelSpec, product: str, program: bytes, *options: str) -> tuple[str, str]:

@@ -9,47 +9,12 @@
 // Every group then quantises the row for itself, while its codes are on their way from memory.
 // GLU: rows 0..rows/2-1 of W are gates, the others their ups, and out = act(gate) * up.
 #pragma OPENCL FP_CONTRACT OFF  // the contract rounds each product and the sum of `add` separately
+#include "quantized.clh"
 
-#define CHUNKS (ROW_BYTES / 16)
 #define ITERS ((CHUNKS + LANES - 1) / LANES)
 #define GROUP_ROWS (WG / LANES)
 #define TIMES (1 + GLU) /* rows of W for one of out */
 #define SUMS (TIMES * TOKENS)
-#define VECTORS ((COLS / 4 + WG - 1) / WG)
-
-#if INPUT
-// Absmax int8 of the row, after RMSNorm where INPUT is 2, as words of four in the order that the chunks take them: one bit pair
-// after the other. Returns its scale and its sum. The norm is one factor of the whole row, so that the mean square and the
-// greatest magnitude can be found together.
-inline float2 quantized(global const float4 *x, global const float4 *norm, float eps, local uint *words, local float2 *scratch) {
-    float4 v[VECTORS];
-    float2 found = (float2)(0.0f, 0.0f);
-    UNROLL
-    for (int i = 0; i < VECTORS; i++) {
-        int k = get_local_id(0) + i * WG;
-        v[i] = k < COLS / 4 ? x[k] : (float4)(0.0f);
-#if INPUT == 2
-        found.x += dot(v[i], v[i]);
-        if (k < COLS / 4) v[i] *= norm[k];
-#endif
-        found.y = fmax(found.y, magnitude(v[i]));
-    }
-    found = group_sum_max(found, scratch);
-    float inverse = INPUT == 2 ? 1.0f / sqrt(found.x / COLS + eps) : 1.0f;
-    float largest = fmax(found.y * inverse, QUANT_FLOOR), factor = 127.0f / largest * inverse;
-    int sum = 0;
-    UNROLL
-    for (int i = 0; i < VECTORS; i++) {
-        int k = get_local_id(0) + i * WG;
-        uint word = as_uint(convert_char4_sat_rte(v[i] * factor));
-        if (k < ROW_BYTES) words[(k % 32 / 8 * CHUNKS + k / 32 * 2 + k % 8 / 4) * 4 + k % 4] = word;
-        sum = dot4(0x01010101u, word, sum);  // beyond K the values are zero
-    }
-    for (int k = VECTORS * WG + get_local_id(0); k < ROW_BYTES; k += WG)
-        words[(k % 32 / 8 * CHUNKS + k / 32 * 2 + k % 8 / 4) * 4 + k % 4] = 0;
-    return (float2)(largest / 127.0f, group_sum((float)sum, scratch));  // exact: below 2^24, as are its parts
-}
-#endif
 
 kernel __attribute__((reqd_work_group_size(WG, 1, 1))) void ternary_decode(
     global const int *step, global const void *input, global const float *scale, global const int *x_sums,

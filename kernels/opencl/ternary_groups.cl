@@ -2,15 +2,21 @@
 // The sums of a group are exact, and the terms are added in the order that the contract states, so that the result has its bits.
 //
 // LANES work-items share HELD rows of W. Each takes a unit of columns at a time (one block of 128, or a group of more), and keeps the
-// terms of its EACH groups in local memory, where one work-item a row and token adds them up. At each bit pair a chunk of 16 bytes holds
+// terms of its EACH groups in local memory, where one work-item a result adds them up. At each bit pair a chunk of 16 bytes holds
 // 16 neighbours of K: pair 3 (the top) of the two chunks of a block weights k..k+31, pair 2 those 32 further, and so on.
+//
+// INPUT and GLU as in ternary_decode. With GLU, HELD is 2: a gate and its up.
 #pragma OPENCL FP_CONTRACT OFF  // the contract rounds each product and each sum separately
+#include "groups.clh"
+#include "quantized.clh"
 
-#define COUNT (COLS / GROUP) /* groups of a row */
-#define BLOCKS (GROUP < 128 ? 1 : (GROUP + 127) / 128) /* blocks of a unit */
+#define BLOCKS ((GROUP + 127) / 128) /* blocks of a unit */
+#define PIECES (2 * BLOCKS) /* chunks of a unit */
 #define UNITS ((COUNT + EACH - 1) / EACH)
+#define ITERS ((UNITS + LANES - 1) / LANES)
 #define ROWS (WG / LANES * HELD)
 #define PITCH (COUNT / 2 * 2 + 1) /* of a row's terms, odd so that neighbours fall into different banks */
+#define OUTS (ROWS / (1 + GLU)) /* rows of out of a work-group */
 
 // AT_ONCE: tokens that a work-item multiplies together. Intel's GPUs lack registers for the sums of more tokens: on Gen9 where bytes
 // are multiplied one by one, and on Gen12 for 8 tokens with groups of 32.
@@ -22,53 +28,87 @@
 #define AT_ONCE TOKENS
 #endif
 
-// The products of 16 codes and 16 activations.
-inline int dot16(uint4 c, uint4 x, int sum) {
-    return dot4(c.w, x.w, dot4(c.z, x.z, dot4(c.y, x.y, dot4(c.x, x.x, sum))));
+// The products of 16 weights and 16 activations.
+inline int dot16(uint4 w, uint4 x, int sum) {
+    return dot4_signed(w.w, x.w, dot4_signed(w.z, x.z, dot4_signed(w.y, x.y, dot4_signed(w.x, x.x, sum))));
+}
+
+// Row r of those in W that a work-item holds, where `slot` is the number of the first.
+inline int row_of(int slot, int r, int rows) {
+    return GLU ? min((int)get_group_id(0) * OUTS + slot / 2, rows / 2 - 1) + r * (rows / 2)
+               : min((int)get_group_id(0) * OUTS + slot + r, rows - 1);
+}
+
+// The sum of a row's terms in their order, times the factor of its token.
+inline float scaled(local const float *terms, float factor) {
+    float sum = 0.0f;
+    for (int s = 0; s < COUNT; s++) sum += terms[s];
+    return sum * factor;
 }
 
 kernel __attribute__((reqd_work_group_size(WG, 1, 1))) void ternary_groups(
-    global const int *step, global const char *x, global const float *scale, global const uint4 *codes,
-    global const half *w_scale, global float *out, int rows) {
+    global const int *step, global const void *input, global const float *scale, global const int *x_sums,
+    global const float *norm, float eps, global const uint4 *codes, global const half *w_scale, global float *out, int rows) {
     local float terms[ROWS * TOKENS * PITCH];
     int item = get_local_id(0), lane = item % LANES, slot = item / LANES * HELD, tokens = STEP_TOKENS(step);
-    int first = get_group_id(0) * ROWS, token = get_group_id(1) * TOKENS;
+    int token = get_group_id(1) * TOKENS;
     if (token >= tokens) return;
+#if INPUT
+    local uint4 x[4 * CHUNKS];
+    local float2 scratch[WG];
+    uint4 held[HELD][ITERS][PIECES];  // fetched before the barriers of the quantisation
+    UNROLL
+    for (int i = 0; i < ITERS; i++)
+        UNROLL
+        for (int r = 0; r < HELD; r++)
+            UNROLL
+            for (int p = 0; p < PIECES; p++)
+                held[r][i][p] = codes[(size_t)row_of(slot, r, rows) * CHUNKS + min((lane + i * LANES) * PIECES + p, CHUNKS - 1)];
+    float x_scale = quantized(input, (global const float4 *)norm, eps, (local uint *)x, scratch).x;
+#endif
     for (int part = 0; part < TOKENS; part += AT_ONCE) {
+#if INPUT
+        UNROLL
+#else
         UNROLL_BY_8
-        for (int i = 0; i < (UNITS + LANES - 1) / LANES; i++) {
+#endif
+        for (int i = 0; i < ITERS; i++) {
             int unit = lane + i * LANES;
             if (unit >= UNITS) break;
-            int found[HELD][AT_ONCE][EACH], total[AT_ONCE][EACH];
+            int found[HELD][AT_ONCE][EACH];
             UNROLL
-            for (int t = 0; t < AT_ONCE; t++)
+            for (int r = 0; r < HELD; r++)
                 UNROLL
-                for (int j = 0; j < EACH; j++) {
-                    total[t][j] = 0;
+                for (int t = 0; t < AT_ONCE; t++)
                     UNROLL
-                    for (int r = 0; r < HELD; r++) found[r][t][j] = 0;
-                }
+                    for (int j = 0; j < EACH; j++) found[r][t][j] = 0;
             for (int b = 0; b < BLOCKS; b++) {
                 int block = unit * BLOCKS + b;
                 uint4 low[HELD], high[HELD];
                 UNROLL
                 for (int r = 0; r < HELD; r++) {
-                    global const uint4 *row = codes + (size_t)min(first + slot + r, rows - 1) * (ROW_BYTES / 16) + 2 * block;
-                    low[r] = row[0], high[r] = row[1];
+#if INPUT
+                    uint4 c = held[r][i][2 * b], d = held[r][i][2 * b + 1];
+#else
+                    global const uint4 *row = codes + (size_t)row_of(slot, r, rows) * CHUNKS + 2 * block;
+                    uint4 c = row[0], d = row[1];
+#endif
+                    low[r] = SIGNED_CODES(c), high[r] = SIGNED_CODES(d);
                 }
                 UNROLL
-                for (int pair = 0; pair < 4; pair++) {
-                    int j = pair * EACH / 4, k = block * 128 + pair * 32;
+                for (int plane = 0; plane < 4; plane++) {
+                    int j = plane * EACH / 4;
                     UNROLL
                     for (int t = 0; t < AT_ONCE; t++) {
+#if INPUT
+                        uint4 v = x[plane * CHUNKS + 2 * block], w = x[plane * CHUNKS + 2 * block + 1];
+#else
                         size_t m = min(token + part + t, tokens - 1);
-                        uint4 v = load_x(x, m, k), w = load_x(x, m, k + 16);
-                        total[t][j] = dot16((uint4)(0x01010101u), w, dot16((uint4)(0x01010101u), v, total[t][j]));
+                        uint4 v = load_x(input, m, block * 128 + plane * 32), w = load_x(input, m, block * 128 + plane * 32 + 16);
+#endif
                         UNROLL
-                        for (int r = 0; r < HELD; r++) {
-                            uint4 c = low[r] >> (6 - 2 * pair) & 0x03030303u, d = high[r] >> (6 - 2 * pair) & 0x03030303u;
-                            found[r][t][j] = dot16(d, w, dot16(c, v, found[r][t][j]));
-                        }
+                        for (int r = 0; r < HELD; r++)
+                            found[r][t][j] = dot16(TOP_PAIRS(high[r], plane), w, dot16(TOP_PAIRS(low[r], plane), v, found[r][t][j]));
                     }
                 }
             }
@@ -78,23 +118,27 @@ kernel __attribute__((reqd_work_group_size(WG, 1, 1))) void ternary_groups(
                 for (int j = 0; j < EACH; j++) {
                     int s = unit * EACH + j;
                     if (s >= COUNT) continue;
-                    float w = vload_half((size_t)min(first + slot + r, rows - 1) * COUNT + s, w_scale);
+                    float w = vload_half((size_t)row_of(slot, r, rows) * COUNT + s, w_scale);
                     UNROLL
-                    for (int t = 0; t < AT_ONCE; t++) terms[((slot + r) * TOKENS + part + t) * PITCH + s] = (float)(found[r][t][j] - total[t][j]) * w;
+                    for (int t = 0; t < AT_ONCE; t++) terms[((slot + r) * TOKENS + part + t) * PITCH + s] = (float)found[r][t][j] * w;
                 }
         }
     }
     barrier(CLK_LOCAL_MEM_FENCE);
-    for (int i = item; i < ROWS * TOKENS; i += WG) {
-        int m = token + i % TOKENS, to = first + i / TOKENS;
-        if (m >= tokens || to >= rows) continue;
-        float sum = 0.0f;
-        for (int s = 0; s < COUNT; s++) sum += terms[i * PITCH + s];
-        float value = sum * scale[m];
-#if ADD
-        out[(size_t)m * rows + to] += value;
+    for (int i = item; i < OUTS * TOKENS; i += WG) {
+        int m = token + i % TOKENS, n = i / TOKENS, to = get_group_id(0) * OUTS + n, outs = rows / (1 + GLU);
+        if (m >= tokens || to >= outs) continue;
+#if !INPUT
+        float x_scale = scale[m];
+#endif
+        local const float *first = terms + (n * (1 + GLU) * TOKENS + i % TOKENS) * PITCH;
+        float value = scaled(first, x_scale * UNFOLD);
+#if GLU
+        out[(size_t)m * outs + to] = act(value) * scaled(first + TOKENS * PITCH, x_scale * UNFOLD);
+#elif ADD
+        out[(size_t)m * outs + to] += value;
 #else
-        out[(size_t)m * rows + to] = value;
+        out[(size_t)m * outs + to] = value;
 #endif
     }
 }

@@ -72,6 +72,7 @@ OF_HEADER uint get_sub_group_id(void);
 OF_HEADER uint get_sub_group_local_id(void);
 OF_HEADER int dot_4x8packed_us_int(uint, uint);
 OF_HEADER int dot_acc_sat_4x8packed_us_int(uint, uint, int);
+OF_HEADER int dot_acc_sat_4x8packed_ss_int(uint, uint, int);
 OF_HEADER int sub_group_broadcast(int, uint);
 OF_HEADER uint8 intel_sub_group_block_read8(const global uint *);
 OF_HEADER ushort8 intel_sub_group_block_read_us8(const global ushort *);

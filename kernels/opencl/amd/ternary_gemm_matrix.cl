@@ -13,6 +13,7 @@
 #pragma OPENCL FP_CONTRACT OFF  // the contract rounds each product, and the sum of terms and of `add`, separately
 #ifdef GROUP
 #include "groups.clh"
+#include "group_terms.clh"
 #define SETS (GROUP < 128 ? 128 / GROUP : 1) /* groups of a stage */
 #define RUNS (GROUP > 128 ? GROUP / 128 : 1) /* stages of a group */
 #define BYTES_OF(code, plane) TOP_PAIRS(code, plane)

@@ -20,6 +20,7 @@
 #define ROW(r) (GLU ? n0 / 2 + (r) / 16 * 8 + (r) % 8 + ((r) % 16 < 8 ? 0 : rows / 2) : n0 + (r))
 #if GROUP
 #include "groups.clh"
+#include "group_terms.clh"
 #define MULTIPLY mma_signed
 #define CODES_OF(word, plane) TOP_PAIRS(word, plane)
 #define UNIT_OF(r, s) (THERE(r) && s < COUNT ? half_of(((global const ushort *)w_scale)[(size_t)ROW(r) * COUNT + s]) : 0.0f)

@@ -18,6 +18,7 @@
 #define THREADS (WARP * WARPS)
 #define CHUNKS (ROW_BYTES / 16)
 #include "groups.clh"
+#include "group_terms.clh"
 #include "nvidia/ternary_tile.clh"
 
 #define STEPS ((CHUNKS + 3) / 4)

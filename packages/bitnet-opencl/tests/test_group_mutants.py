@@ -28,6 +28,37 @@ MUTANTS = (
     Mutant("the first row's unit", "scale[(size_t)(first_row + n) * COUNT", "scale[(size_t)first_row * COUNT", TABLES),
 )
 
+PLAIN = "test_ternary_matmul_of_groups"
+PLAIN_MUTANTS = (
+    Mutant(
+        "the next group's scale",
+        "rows) * COUNT + s, w_scale)",
+        "rows) * COUNT + min(s + 1, COUNT - 1), w_scale)",
+        PLAIN,
+    ),
+    Mutant(
+        "sums that nobody waits for",
+        "barrier(CLK_LOCAL_MEM_FENCE);\n    for (int i = item; i < OUTS",
+        "for (int i = item; i < OUTS",
+        PLAIN,
+    ),
+    Mutant("results past the last", "if (m >= tokens || to >= outs) continue;", "if (m >= tokens) continue;", PLAIN),
+    Mutant(
+        "activations that nobody waits for",
+        "barrier(CLK_LOCAL_MEM_FENCE);  // other items' words\n",
+        "",
+        f"{PLAIN}_that_quantises",
+    ),
+    Mutant("codes of another piece", "held[r][i][2 * b + 1]", "held[r][i][2 * b]", f"{PLAIN}_that_quantises"),
+)
+"""Of the kernel that every device runs."""
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("mutant", PLAIN_MUTANTS, ids=lambda mutant: mutant.defect.replace(" ", "-"))
+def test_a_defect_of_the_plain_kernel_is_caught(mutant: Mutant, tmp_path: Path) -> None:
+    mutant.assert_caught(HERE / "test_conformance_opencl.py", environment={"BITNET_CACHE_DIR": str(tmp_path)})
+
 
 @pytest.mark.nightly
 @pytest.mark.parametrize("mutant", MUTANTS, ids=lambda mutant: mutant.defect.replace(" ", "-"))

@@ -12,21 +12,15 @@ from bitnet.core.gpu import GpuDevice
 from bitnet.core.gpu.ops.group_products import GroupProducts
 from bitnet.core.hal import (
     Limits,
-    NormQuant,
-    Op,
     OpenOptions,
     ProbeStatus,
-    Program,
     SequenceStep,
     Step,
     StepLayout,
-    TernaryMatmul,
     run,
 )
-from bitnet.core.testing import oracle
-from bitnet.core.testing.linear import Grouped, check_groups
+from bitnet.core.testing.linear import Grouped, check_groups, check_quantised
 from bitnet.core.testing.model import BLOCK, TinyModel
-from bitnet.core.testing.rig import assert_same_bits, random_ternary, tensor, ternary, tokens
 from bitnet.core.testing.whole_model import END_TO_END
 from bitnet.webgpu import ops, products
 from bitnet.webgpu.backend import BACKEND
@@ -97,33 +91,15 @@ def test_many_tokens(
     check_groups(device, rng, case)
 
 
-@pytest.mark.parametrize(("n", "k", "group"), [
-    (37, 128, 64), (33, 320, 64), (70, 2176, 128), (17, 4352, 256), (40, 1120, 32), (9, 9216, 64),
+@pytest.mark.parametrize("case", [
+    Grouped(1, (37,), 128, 64, add=True),
+    Grouped(1, (33,), 320, 64),
+    Grouped(1, (70,), 2176, 128, add=True),
+    Grouped(1, (17,), 4352, 256),
+    Grouped(1, (9,), 9216, 64, add=True),
 ])  # fmt: skip
-@pytest.mark.parametrize("add", [False, True], ids=["replace", "add"])
-def test_one_token_that_is_quantised(
-    device: GpuDevice, rng: np.random.Generator, n: int, k: int, group: int, add: bool
-) -> None:
-    """Whole numbers up to 127 are their own codes, and their unit is 1: the result has the contract's bits."""
-    codes = rng.integers(-127, 128, (1, k)).astype(np.int8)
-    codes[0, rng.integers(k)] = 127
-    units = (10 ** rng.uniform(-2, 0, (n, k // group)) * rng.choice([-1, 1], (n, 1))).astype(np.float16)
-    weight = random_ternary(rng, n, k), units
-    before = rng.standard_normal((1, n)).astype(np.float32) if add else np.zeros((1, n), np.float32)
-    specs = [tensor("x", "f32", "M", k), tensor("q", "i8", "M", k), tensor("s", "f32", "M"), tensor("y", "f32", "M", n)]
-    steps: list[Op] = [NormQuant("x", None, 0.0, "q", "s"), TernaryMatmul("q", "s", ("w",), "y", add)]
-    program = Program(steps, {s.name: s for s in specs}, {"w": ternary(*weight)}, Limits(1), name="quantised")
-    executable = device.compile(program)
-    try:
-        executable.write("x", codes.astype(np.float32))
-        executable.write("y", before)
-        run(executable, Step(StepLayout(Limits(1)), tokens(1)))
-        assert executable.kernels == ("ternary_groups_decode_webgpu",)
-        out = executable.read("y")
-    finally:
-        executable.close()
-    product = oracle.group_matmul(codes, np.ones(1, np.float32), [weight])
-    assert_same_bits("y", out, before + product if add else product)
+def test_one_token_that_is_quantised(device: GpuDevice, rng: np.random.Generator, case: Grouped) -> None:
+    assert check_quantised(device, rng, case) == ("ternary_groups_decode_webgpu",)
 
 
 MODELS: dict[str, dict[str, Any]] = {

@@ -80,7 +80,8 @@ def specs(sub_group: int = 8, xmx: bool = False) -> list[tuple[str, KernelSpec, 
             if file == "attention_decode":
                 shapes["WG"] = 128
             if file == "ternary_groups":
-                shapes |= {"WG": 64, "LANES": 16}
+                quantises = choices["INPUT"] > 0
+                shapes |= {"WG": 256 if quantises else 64, "LANES": 16, "HELD": choices["GLU"] + 1 if quantises else 2}
             defines = tuple({**choices, **shapes}.items())
             for dot in dots(file, choices):
                 label = " ".join([file, *(f"{name}={value}" for name, value in choices.items()), *["dot"] * dot])

@@ -106,7 +106,9 @@ FAMILIES: Mapping[str, Family] = {
     ),
     "ternary_gemm": Family(("COLS", "ROW_BYTES", "TX", "TY", "EACH_M"), each("ADD"), dots=True),
     "ternary_groups": Family(
-        ("WG", "COLS", "ROW_BYTES", "GROUP", "EACH", "LANES", "HELD", "TOKENS"), each("ADD"), dots=True
+        ("WG", "COLS", "ROW_BYTES", "GROUP", "EACH", "LANES", "HELD", "TOKENS"),
+        crossed([{"INPUT": n} for n in range(3)], _PRODUCT_ENDS),
+        dots=True,
     ),
 }
 """By the source's file, without its ending."""

@@ -12,7 +12,8 @@ from bitnet.core.gpu.clc.vendors import Vendor
 from bitnet.core.gpu.context import Bucket, Context
 from bitnet.core.gpu.drivers.interface import Arg, Buffer, KernelSpec, Launch
 from bitnet.core.gpu.ops import ceil_div
-from bitnet.core.gpu.ops.products import tiled_args
+from bitnet.core.gpu.ops.products import ProductInput, tiled_args
+from bitnet.core.gpu.ops.scaled import group_product
 from bitnet.core.gpu.weights import TernaryBuffer
 from bitnet.core.hal import Attention, DenseMatmul, TernaryMatmul
 from bitnet.metal.head import WIDTH, HeadOps, fits
@@ -31,8 +32,14 @@ class MetalProducts(Products):
     """The products, whose rows simdgroups share."""
 
     def quantises(self, w: TernaryBuffer, tokens: int, *, times: int = 1) -> bool:
-        fits = 8 * w.row_bytes + self._group // 4 <= self._local
+        fits = w.group is None and 8 * w.row_bytes + self._group // 4 <= self._local
         return fits and super().quantises(w, tokens, times=times)
+
+    def _groups(
+        self, ctx: Context, op: TernaryMatmul, bucket: Bucket, source: ProductInput, out: Buffer, *, activation: str
+    ) -> Launch:
+        (launch,) = group_product(ctx, op, bucket)
+        return launch
 
     def _lanes(self, w: TernaryBuffer, times: int = 1) -> int:
         return min(super()._lanes(w, times), WIDTH)
@@ -43,7 +50,7 @@ class MatrixProducts(MetalProducts):
 
     def tiled(self, ctx: Context, op: TernaryMatmul, bucket: Bucket, out: Buffer, *, activation: str = "") -> Launch:
         w = ctx.ternary(op.weights)
-        if w.cols > TERNARY_COLS:
+        if w.cols > TERNARY_COLS or w.group is not None:
             return super().tiled(ctx, op, bucket, out, activation=activation)
         args = tiled_args(ctx, op, out)
         return _tiles("ternary_gemm_matrix", bucket.tokens, w.rows, args, **tiled_defines(w, op))

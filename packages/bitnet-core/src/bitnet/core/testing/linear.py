@@ -14,9 +14,15 @@ from bitnet.core.hal import (
     Device,
     Embed,
     Limits,
+    NormQuant,
+    Op,
+    Program,
     Quantize,
     SequenceStep,
+    Step,
+    StepLayout,
     TernaryMatmul,
+    run,
 )
 from bitnet.core.hal.operands import MAX_K
 from bitnet.core.testing import oracle
@@ -177,6 +183,34 @@ def check_groups(device: Device, rng: np.random.Generator, case: Grouped) -> Non
     _check_product(device, codes, scale, weights, product, addend, spare=2 if case.add else 0)
 
 
+def check_quantised(device: Device, rng: np.random.Generator, case: Grouped) -> tuple[str, ...]:
+    """The bits of a product of one token that is quantised first, by whichever kernels, whose names are returned.
+
+    Whole numbers up to 127 are their own codes, and their unit is 1.
+    """
+    (n,), k = case.n, case.k
+    codes = rng.integers(-127, 128, (1, k)).astype(np.int8)
+    codes[0, rng.integers(k)] = 127
+    units = (10 ** rng.uniform(-2, 0, (n, k // case.group)) * rng.choice([-1, 1], (n, 1))).astype(np.float16)
+    weight = random_ternary(rng, n, k), units
+    before = rng.standard_normal((1, n)).astype(np.float32)
+    specs = [tensor("x", "f32", "M", k), tensor("q", "i8", "M", k), tensor("s", "f32", "M"), tensor("y", "f32", "M", n)]
+    ops: list[Op] = [NormQuant("x", None, 0.0, "q", "s"), TernaryMatmul("q", "s", ("w",), "y", case.add)]
+    executable = device.compile(Program(ops, {s.name: s for s in specs}, {"w": ternary(*weight)}, Limits(1)))
+    try:
+        executable.write("x", codes.astype(np.float32))
+        executable.write("y", before if case.add else np.full_like(before, np.nan))
+        run(executable, Step(StepLayout(Limits(1)), tokens(1)))
+        _assert_product(
+            executable.read("y"),
+            oracle.group_matmul(codes, np.ones(1, np.float32), [weight]),
+            before if case.add else None,
+        )
+        return executable.kernels
+    finally:
+        executable.close()
+
+
 def _check_product(
     device: Device,
     codes: oracle.I8,
@@ -196,6 +230,11 @@ def _check_product(
         inputs["out"] = addend
     with Rig(device, [op], specs, loaded, limits=Limits(m + spare)) as rig:
         out = rig.run(tokens(m), inputs, ["out"])["out"]
+    _assert_product(out, product, addend)
+
+
+def _assert_product(out: Array, product: oracle.F32, addend: Array | None) -> None:
+    """The contract's bits; with an addend, to the last place."""
     if addend is None:
         assert_same_bits("out", out, product)
     else:
@@ -246,6 +285,23 @@ class LinearTests(DeviceTests):
     def test_ternary_matmul_of_groups(self, device: Device, rng: np.random.Generator, case: Grouped) -> None:
         with not_yet():
             check_groups(device, rng, case)
+
+    @pytest.mark.parametrize(
+        "quantised",
+        [
+            Grouped(1, (37,), 128, 64),
+            Grouped(1, (33,), 320, 64, add=True),
+            Grouped(1, (70,), 2176, 128),
+            Grouped(1, (17,), 4352, 256, add=True),
+        ],
+        ids=str,
+    )
+    def test_ternary_matmul_of_groups_that_quantises(
+        self, device: Device, rng: np.random.Generator, quantised: Grouped
+    ) -> None:
+        """Rows, columns and groups that fill no work-group or step of one."""
+        with not_yet():
+            check_quantised(device, rng, quantised)
 
     def _extremes(self, device: Device, m: int, n: int, k: int) -> None:
         codes = np.stack([np.full(k, c, np.int8) for c in (127, -128, -127, 0)])

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from bitnet.core.gpu.clc.abilities import Abilities
-from bitnet.core.gpu.clc.products import CHUNK_BYTES, DECODE_TOKENS, MIN_LANES, Products, tiled_defines
+from bitnet.core.gpu.clc.products import CHUNK_BYTES, MIN_LANES, Products, tiled_defines
 from bitnet.core.gpu.context import Bucket, Context
 from bitnet.core.gpu.drivers.interface import Buffer, KernelSpec, Launch
 from bitnet.core.gpu.ops import ceil_div, next_power_of_two
@@ -82,9 +82,6 @@ class AmdProducts(Products):
         grid = (ceil_div(w.rows, tile.rows), ceil_div(bucket.tokens, tile.tokens), 1)
         return Launch(spec, grid, (self._wave * tile.WAVES_M * tile.WAVES_N, 1, 1), tiled_args(ctx, op, out))
 
-    def takes_groups(self, w: TernaryBuffer, tokens: int) -> bool:
-        return tokens > DECODE_TOKENS and w.group in GROUPS and self._tile(w, tokens) is not None
-
     def _lanes(self, w: TernaryBuffer, times: int = 1) -> int:
         """Half as many with waves of 64: each work-group quantises the row, which would then take longer than reading
         W."""
@@ -94,7 +91,10 @@ class AmdProducts(Products):
         return half if self._wave == 64 and fits else lanes
 
     def _tile(self, w: TernaryBuffer, tokens: int) -> Tile | None:
-        """The largest tile of which there are enough for all compute units, else the smallest; None if none fits."""
+        """The largest tile of which there are enough for all compute units, else the smallest; None if none fits, or
+        the kernel does not know scales of such groups."""
+        if w.group not in (None, *GROUPS):
+            return None
         most = max(SIDE, next_power_of_two(tokens))
         registers = w.group is None or self._wave == 64
         fitting = [t for t in self._tiles if t.tokens <= most and (registers or t.TM * t.TN <= GROUP_TILES)]

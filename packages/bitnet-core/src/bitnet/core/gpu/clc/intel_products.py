@@ -23,6 +23,10 @@ GATE_LANES = 16
 """Minimum work-items that share rows of gate and up. Fewer would need more registers than processors have that multiply
 byte by byte."""
 
+GROUP_CHUNKS = 8
+"""Maximum chunks of codes that a work-item of a fused product with scales of groups holds; half as many where bytes are
+multiplied one by one."""
+
 
 def by_sub_groups(matrix: Matrix) -> dict[str, int]:
     """Preprocessor constants of the kernels in ``intel/``, by the device's kind of matrix products."""
@@ -43,6 +47,7 @@ class IntelProducts(Products):
             1, self._units // 2
         )  # a vector engine has as many work-items as half a compute unit of other vendors
         self._matrix = abilities.matrix
+        self._group_chunks = GROUP_CHUNKS if abilities.dot4 != "none" else GROUP_CHUNKS // 2
 
     def ternary_matmul(
         self, ctx: Context, op: TernaryMatmul, bucket: Bucket, *, out: Buffer | None = None, activation: str = ""

@@ -93,9 +93,6 @@ class NvidiaProducts(Products):
         block = (WARP * tiles["WARPS_N"] * tiles["WARPS_M"], 1, 1)
         return Launch(spec, grid, block, tiled_args(ctx, op, out))
 
-    def takes_groups(self, w: TernaryBuffer, tokens: int) -> bool:
-        return self._decodes(w) if tokens <= DECODE_TOKENS else self._tiles(w)
-
     def gates(self, w: TernaryBuffer) -> bool:
         return self._decodes(w) and self._tiles(w)
 

@@ -11,7 +11,7 @@ from bitnet.core.gpu.context import Bucket, Context
 from bitnet.core.gpu.drivers.interface import Buffer, KernelSpec, Launch
 from bitnet.core.gpu.ops import RowOps, ceil_div, power_of_two
 from bitnet.core.gpu.ops.products import ProductInput, product_args, product_defines, quantised, row_sums, tiled_args
-from bitnet.core.gpu.ops.scaled import group_product
+from bitnet.core.gpu.ops.scaled import TERMS, group_grid, group_layout, group_shape
 from bitnet.core.gpu.ops.tables import table_launches
 from bitnet.core.gpu.weights import TernaryBuffer
 from bitnet.core.hal import DenseMatmul, Embed, TernaryMatmul
@@ -40,14 +40,12 @@ class Products:
         self._units, self._local = abilities.compute_units, abilities.local_bytes
         self._group = power_of_two(min(abilities.group, MAX_GROUP))
         self._rows = RowOps(group=self._group)
+        self._group_chunks = HELD_CHUNKS  # of a work-item of a fused product with scales of groups
 
     def ternary_matmul(
         self, ctx: Context, op: TernaryMatmul, bucket: Bucket, *, out: Buffer | None = None, activation: str = ""
     ) -> list[Launch]:
         """Launches of the operation, into ``out`` if given, followed by ``activation`` if :meth:`gates` allows it."""
-        w = ctx.ternary(op.weights)
-        if w.group is not None and not self.takes_groups(w, bucket.tokens):
-            return group_product(ctx, op, bucket)
         out = out or ctx.tensors[op.out]
         sums = self._row_sums(ctx, op, bucket)
         if bucket.tokens <= DECODE_TOKENS:
@@ -67,6 +65,8 @@ class Products:
     ) -> Launch:
         """A product of few tokens, with the operations fused before and after it."""
         w, times = ctx.ternary(op.weights), 2 if activation else 1
+        if w.group is not None:
+            return self._groups(ctx, op, bucket, source, out, activation=activation)
         lanes = self._lanes(w, times)
         groups = ceil_div(w.rows // times * lanes, self._group)
         defines = decode_defines(w, op, bucket, source, activation) | {"LANES": lanes}
@@ -75,6 +75,9 @@ class Products:
     def tiled(self, ctx: Context, op: TernaryMatmul, bucket: Bucket, out: Buffer, *, activation: str = "") -> Launch:
         """A product of many tokens."""
         w = ctx.ternary(op.weights)
+        if w.group is not None:
+            x = ProductInput(ctx.tensors[op.x], scale=ctx.tensors[op.scale])
+            return self._groups(ctx, op, bucket, x, out, activation=activation)
         side = 16 if self._group >= 128 else 8
         down = self._group // side
         each = min(4, ceil_div(bucket.tokens, down))
@@ -83,22 +86,48 @@ class Products:
         grid = (ceil_div(w.rows, side * TILE_ROWS), ceil_div(bucket.tokens, down * each), 1)
         return Launch(spec, grid, (self._group, 1, 1), tiled_args(ctx, op, out))
 
-    def takes_groups(self, w: TernaryBuffer, tokens: int) -> bool:
-        """Whether :meth:`decode` or :meth:`tiled`, whichever a step of this size needs, supports the weight's scales of
-        groups."""
-        return False
-
     def gates(self, w: TernaryBuffer) -> bool:
         """Whether the product of several tokens can apply the activation between its gates and ups."""
         return False
 
     def quantises(self, w: TernaryBuffer, tokens: int, *, times: int = 1) -> bool:
         """Whether a product can quantise its own input: tokens fit a work-group, and codes fit a work-item."""
-        if tokens > 1 or w.group is not None:
+        if tokens > 1:
             return False
+        if w.group is not None:
+            return self._fused_groups(w, times) is not None
         local = 4 * w.row_bytes + self._group * (8 + 4 * times)
         chunks = ceil_div(w.row_bytes // CHUNK_BYTES, self._lanes(w, times))
         return local <= self._local and chunks * times <= HELD_CHUNKS
+
+    def _groups(
+        self, ctx: Context, op: TernaryMatmul, bucket: Bucket, source: ProductInput, out: Buffer, *, activation: str
+    ) -> Launch:
+        """A product of weights with scales of groups, of any number of tokens."""
+        w = ctx.ternary(op.weights)
+        shape = self._fused_groups(w, 2 if activation else 1) if source.kind else group_shape(w, bucket.tokens)
+        assert shape is not None
+        defines = shape | {"INPUT": source.kind, **product_defines(op, activation)}
+        spec = KernelSpec("ternary_groups", "ternary_groups", tuple(defines.items()))
+        args = product_args(ctx, op, source, out)
+        return Launch(spec, group_grid(w, bucket.tokens, defines), (defines["WG"], 1, 1), args)
+
+    def _fused_groups(self, w: TernaryBuffer, times: int) -> dict[str, int] | None:
+        """Preprocessor constants of a product of one token that quantises its own input, with ``times`` rows of W for
+        each result; None if its codes do not fit a work-item, or its terms and activations a work-group."""
+        shape, layout = group_shape(w, 1), group_layout(w)
+        units = ceil_div(layout.count, layout.sets)
+        lanes, most = min(self._lanes(w, times), power_of_two(units)), min(MAX_LANES, self._group)
+        pitch = layout.count // 2 * 2 + 1
+        while True:
+            terms = self._group // lanes * times * pitch
+            held = ceil_div(units, lanes) * 2 * layout.blocks * times
+            local = 4 * (w.row_bytes + terms) + 8 * self._group
+            if terms <= TERMS and held <= self._group_chunks and local <= self._local:
+                return shape | {"WG": self._group, "LANES": lanes, "HELD": times}
+            if lanes >= most:
+                return None
+            lanes *= 2
 
     def dense_matmul(self, ctx: Context, op: DenseMatmul, bucket: Bucket) -> list[Launch]:
         """Each weight row is read once for up to ``DECODE_TOKENS`` rows of x."""

@@ -1,11 +1,12 @@
 """Launches for weights with scales of groups, and for normalised heads, on every GPU API.
 
-Each backend has kernels with these names and arguments. They are never part of a fused group.
+Each backend has kernels with these names. Those of :func:`group_product` and :func:`head_norms` fuse nothing.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -70,33 +71,34 @@ def head_norm_inputs(ctx: Context, rope: RopeAppend | None, unused: Buffer) -> t
     return ctx.dense(rope.q_norm).data, ctx.dense(rope.k_norm).data, np.float32(rope.eps)
 
 
-def group_product(ctx: Context, op: TernaryMatmul, bucket: Bucket) -> list[Launch]:
-    """``ternary_matmul`` by kernels that store the terms of a row's groups, then add them in order."""
-    w = ctx.ternary(op.weights)
+def group_shape(w: TernaryBuffer, tokens: int) -> dict[str, int]:
+    """How work-groups of GROUP work-items share a product whose activations are int8, as preprocessor constants."""
     assert w.group is not None
     layout = group_layout(w)
     count, groups = layout.count, layout.sets
     lanes = min(next_power_of_two(ceil_div(count, groups)), LANES)
     while lanes < GROUP and GROUP // lanes * count > TERMS:
         lanes *= 2
-    held = 2 if bucket.tokens == 1 and 2 * GROUP // lanes * count <= TERMS else 1
+    held = 2 if tokens == 1 and 2 * GROUP // lanes * count <= TERMS else 1
     room = TERMS // (GROUP // lanes * held * count)
-    tokens = min(bucket.tokens, MAX_TOKENS, power_of_two(max(room, 1)))
-    defines = {
-        "WG": GROUP,
-        "COLS": w.cols,
-        "ROW_BYTES": w.row_bytes,
-        "GROUP": w.group,
-        "EACH": groups,
-        "LANES": lanes,
-        "HELD": held,
-        "TOKENS": tokens,
-        "ADD": int(op.add),
-    }
+    most = min(tokens, MAX_TOKENS, power_of_two(max(room, 1)))
+    shape = {"WG": GROUP, "COLS": w.cols, "ROW_BYTES": w.row_bytes, "GROUP": w.group, "EACH": groups}
+    return shape | {"LANES": lanes, "HELD": held, "TOKENS": most}
+
+
+def group_grid(w: TernaryBuffer, tokens: int, defines: Mapping[str, int]) -> tuple[int, int, int]:
+    """Work-groups of a product whose shape is ``defines``."""
+    rows = defines["WG"] // defines["LANES"] * defines["HELD"]
+    return ceil_div(w.rows, rows), ceil_div(tokens, defines["TOKENS"]), 1
+
+
+def group_product(ctx: Context, op: TernaryMatmul, bucket: Bucket) -> list[Launch]:
+    """``ternary_matmul`` by kernels that store the terms of a row's groups, then add them in order."""
+    w = ctx.ternary(op.weights)
+    defines = group_shape(w, bucket.tokens) | {"ADD": int(op.add)}
     spec = KernelSpec("ternary_groups", "ternary_groups", tuple(defines.items()))
-    grid = (ceil_div(w.rows, GROUP // lanes * held), ceil_div(bucket.tokens, tokens), 1)
-    x = ctx.tensors[op.x], ctx.tensors[op.scale]
-    return [Launch(spec, grid, (GROUP, 1, 1), (ctx.step, *x, w.codes, w.scales, ctx.tensors[op.out], np.int32(w.rows)))]
+    args = (ctx.step, ctx.tensors[op.x], ctx.tensors[op.scale], w.codes, w.scales, ctx.tensors[op.out])
+    return [Launch(spec, group_grid(w, bucket.tokens, defines), (GROUP, 1, 1), (*args, np.int32(w.rows)))]
 
 
 def head_norms(ctx: Context, op: RopeAppend, bucket: Bucket) -> list[Launch]:
