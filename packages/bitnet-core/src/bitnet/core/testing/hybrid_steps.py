@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import NamedTuple
@@ -13,6 +13,7 @@ import pytest
 from bitnet.core.hal import (
     STATES,
     TERNARY_TABLES,
+    DenseWeight,
     Device,
     Executable,
     KVDtype,
@@ -33,10 +34,14 @@ from bitnet.core.testing.base import DeviceTests
 from bitnet.core.testing.cases import needs
 from bitnet.core.testing.hybrid import CONFIG
 from bitnet.core.testing.norms import norm_weight
+from bitnet.core.testing.oracle import F64
 from bitnet.core.testing.rig import Array, dense, not_yet, random_ternary, ternary
 from bitnet.core.testing.whole_model import END_TO_END, TYPICAL
 
 ENTRIES, VOCAB = 6, 301
+NEIGHBOURS, NUDGE = 4, 4e-6
+"""Models whose roundings fall otherwise, and the relative change of their norms' weights: some times as much as right
+kernels differ by."""
 
 
 class Hybrid(NamedTuple):
@@ -187,22 +192,60 @@ def compiled(device: Device, program: Program) -> Iterator[Executable]:
         executable.close()
 
 
+def logits_of(device: Device, program: Program, fed: Iterable[Sequence[Feed]]) -> F64:
+    """The logits of all rows of the steps, one after another."""
+    rows, layout = list[F64](), StepLayout(program.limits)
+    with compiled(device, program) as executable:
+        for feeds in fed:
+            step = Step(layout, parts_of(feeds, program.limits), logits=True)
+            run(executable, step)
+            rows.append(np.asarray(executable.read("logits", step.rows), np.float64))
+    return np.concatenate(rows)
+
+
+def neighbour(program: Program, rng: np.random.Generator) -> Program:
+    """The same model, but for norms that differ by as little as kernels do: other codes lie next to a border."""
+
+    def nudged(weight: DenseWeight) -> Weight:
+        return dense((weight.load() * (1 + NUDGE * rng.standard_normal(weight.shape))).astype(np.float32))
+
+    return replace(
+        program,
+        weights={
+            name: nudged(weight) if isinstance(weight, DenseWeight) and "norm" in name else weight
+            for name, weight in program.weights.items()
+        },
+    )
+
+
+def assert_same_model(logits: F64, exact: F64, neighbours: Callable[[], Iterable[F64]]) -> None:
+    """Logits of all rows are those of another device, but for activations that were quantised one step apart.
+
+    Such a step stays in a state, and moves one row in thousands by more than ``END_TO_END``. Only if a row differs by
+    more, ``neighbours`` computes how far such steps move each row.
+    """
+
+    def errors(logits: F64) -> F64:
+        found: F64 = abs(logits - exact).max(axis=1) / abs(exact).max(axis=1)
+        return found
+
+    mine, bounds = errors(logits), np.full(len(exact), END_TO_END)
+    if not (mine <= bounds).all():
+        bounds += 2 * np.max([errors(other) for other in neighbours()], axis=0)
+    assert (mine <= bounds).all(), f"errors of the rows are {mine.tolist()}; their bounds are {bounds.tolist()}"
+    assert np.median(mine) <= TYPICAL, f"errors of the rows are {mine.tolist()}"
+
+
 class HybridStepTests(DeviceTests):
     @needs(STATES, TERNARY_TABLES)
     @pytest.mark.parametrize("shape", SHAPES)
     def test_a_hybrid_model_is_the_numpy_devices(self, device: Device, rng: np.random.Generator, shape: str) -> None:
         """Logits of prompts, single tokens, drafts that are taken back and branches, free to fuse."""
         limits = Limits(40, 3, 24, 2)
-        program, layout, errors = hybrid_program(rng, SHAPES[shape], limits), StepLayout(limits), list[float]()
-        with compiled(device, program) as mine, compiled(ReferenceDevice(), program) as other:
-            for feeds in steps(rng):
-                step = Step(layout, parts_of(feeds, limits), logits=True)
-                run(mine, step)
-                run(other, step)
-                found, exact = (np.asarray(e.read("logits", step.rows), np.float64) for e in (mine, other))
-                errors += (abs(found - exact).max(axis=1) / abs(exact).max(axis=1)).tolist()
-        assert np.max(errors) <= END_TO_END, f"errors of the rows are {errors}"
-        assert np.median(errors) <= TYPICAL, f"errors of the rows are {errors}"
+        program, fed = hybrid_program(rng, SHAPES[shape], limits), [*steps(rng)]
+        found, exact = logits_of(device, program, fed), logits_of(ReferenceDevice(), program, fed)
+        others = (neighbour(program, rng) for _ in range(NEIGHBOURS))
+        assert_same_model(found, exact, lambda: (logits_of(ReferenceDevice(), other, fed) for other in others))
 
     @needs(STATES, TERNARY_TABLES)
     def test_passes_move_the_states(self, device: Device, rng: np.random.Generator) -> None:
