@@ -5,6 +5,7 @@
 layout(constant_id = 1) const int DIM = 64;
 layout(constant_id = 2) const int BLOCK = 32;
 layout(constant_id = 3) const int KV_F16 = 0;
+layout(constant_id = 4) const int WINDOW = 0;
 BUFFER(0, readonly, int, step_data);
 BUFFER(1, readonly, vec4, qkv);
 BUFFER(2, readonly, uint, keys);
@@ -15,6 +16,7 @@ const int QUADS = DIM / 4, PER_LANE = (QUADS + WG - 1) / WG;
 shared vec4 query[QUADS];
 shared float weight[WG];
 #include "cache.glsl"
+#include "window.glsl"
 #if KV_I8
 #define Row uvec2
 Row row_at(uint block, uint position, uint kv_head) { return row_of(block, position, kv_head, kv_heads); }
@@ -49,7 +51,7 @@ KERNEL(attention) {
     vec4 sums[PER_LANE];
     for (int i = 0; i < PER_LANE; i++) sums[i] = vec4(0.0);
     float largest = -INFINITY, total = 0.0;
-    for (int start = 0; start < length; start += WG) {
+    for (int start = WINDOW_BEGIN(length); start < length; start += WG) {
         barrier();
         int p = start + lane;
         float score = -INFINITY;

@@ -12,6 +12,7 @@ layout(constant_id = 7) const int ROPE = 0;
 layout(constant_id = 8) const int NEOX = 1;
 layout(constant_id = 9) const int RUNS = 8;     // runs of adjacent positions: a power of two, from CHUNK / 8 to CHUNK
 layout(constant_id = 10) const int CHUNK = 32;  // positions that are looked at together
+layout(constant_id = 12) const int WINDOW = 0;
 #if !SUBGROUPS
 layout(constant_id = 11) const int POOL = 64;   // keys, and later the runs' sums
 #endif
@@ -35,6 +36,7 @@ layout(push_constant) uniform Push { int token_seq, seq_begin, seq_len, block_ta
 #else
 #include "attention_part.glsl"
 #endif
+#include "window.glsl"
 const int ITEM = GROUP * (DIM + 2);
 shared float factors[GROUP * MAX_PARTS];
 shared float all_totals[GROUP];
@@ -45,12 +47,13 @@ KERNEL(attention_decode) {
     int part = int(gl_WorkGroupID.z), heads = kv_heads * GROUP;
     if (m >= STEP_TOKENS) return;
     int sequence = step_data[token_seq + m], position = TOKEN_POSITION(m), length = position + 1;
-    int count = (length + PART - 1) / PART, end = min(length, (part + 1) * PART);
+    int seen = WINDOW_BEGIN(length), begin = seen + part * PART;
+    int count = (length - seen + PART - 1) / PART, end = min(length, begin + PART);
     if (part >= count) return;
     Place at = Place(m * uint(heads + 2 * kv_heads) * QUADS, block_table + sequence * max_blocks, position, kv_head, lane);
-    find_blocks(at, part * PART);
-    fetch_cached(at, part * PART, end);
-    attend(at, part * PART, end);
+    find_blocks(at, begin);
+    fetch_cached(at, begin, end);
+    attend(at, begin, end);
     uint first_head = m * uint(heads) + kv_head * GROUP;
     uint from = (m * kv_heads + kv_head) * uint(MAX_PARTS * ITEM), mine = from + part * ITEM;
     for (uint i = lane; i < GROUP * QUADS; i += WG) {

@@ -4,6 +4,7 @@
 layout(constant_id = 1) const int DIM = 64;  // a multiple of 8, at most 128
 layout(constant_id = 2) const int BLOCK = 32;
 layout(constant_id = 3) const int KV_F16 = 1;
+layout(constant_id = 4) const int WINDOW = 0;
 BUFFER(0, readonly, int, step_data);
 BUFFER(1, readonly, vec4, qkv);
 #if KV_I8
@@ -24,6 +25,7 @@ shared float partial[128];
 shared float correction[TILE];
 
 #include "cache.glsl"
+#include "window.glsl"
 #if KV_I8
 shared float key_scale[CHUNK];
 shared float value_scale[CHUNK];
@@ -71,7 +73,7 @@ KERNEL(attention_prefill) {
     vec4 sums[4 * EACH];
     [[unroll]] for (int i = 0; i < 4 * EACH; i++) sums[i] = vec4(0.0);
     int end = start + tokens;
-    for (int from = 0; from < end; from += CHUNK) {
+    for (int from = WINDOW_BEGIN(start + 1); from < end; from += CHUNK) {
         barrier();
         for (uint i = lane; i < CHUNK * LOADS; i += 128) {
             int p = from + int(i / LOADS);
@@ -98,7 +100,7 @@ KERNEL(attention_prefill) {
         [[unroll]] for (int t = 0; t < 4; t++)
             [[unroll]] for (int j = 0; j < 2; j++) {
                 int p = column + 16 * j;
-                bool seen = from + p <= start + 4 * band + t && from + p < end;
+                bool seen = from + p <= start + 4 * band + t && from + p < end && from + p >= WINDOW_BEGIN(start + 4 * band + t + 1);
                 score[(4 * band + t) * (CHUNK + 1) + p] = seen ? found[2 * t + j] * KEY_SCALE(p) : -INFINITY;
             }
         barrier();
@@ -142,7 +144,8 @@ KERNEL(attention_prefill) {
                 v[j] = halves(cached[p * (QUADS + 1) + min(column + 16 * j, QUADS - 1)]);
             [[unroll]] for (int t = 0; t < 4; t++) {
                 float w = WEIGHT(score[(4 * band + t) * (CHUNK + 1) + p], p);
-                [[unroll]] for (int j = 0; j < EACH; j++) sums[t * EACH + j] += w * v[j];
+                if (WINDOW == 0 || w != 0.0)  // what is behind a token's window may be NaN
+                    [[unroll]] for (int j = 0; j < EACH; j++) sums[t * EACH + j] += w * v[j];
             }
         }
     }

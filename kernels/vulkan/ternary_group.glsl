@@ -20,23 +20,8 @@ const uint COUNT = COLS / GROUP;            // groups of a row
 const uint BLOCKS = (GROUP + 127) / 128;  // blocks that a group has a part of
 const uint ROW = (COLS + 127) / 128 * 2;   // vectors of codes of a row
 
-// 16 activations of a token, from 16 at on; zeros beyond COLS.
-uvec4 load_x(uint m, uint at) {
-#if WIDE
-    return COLS % 128 == 0 || at < COLS / 16 ? x[m * (COLS / 16) + at] : uvec4(0);
-#else
-    uvec4 words;
-    [[unroll]] for (uint j = 0; j < 4; j++) words[j] = 4 * at + j < COLS / 4 ? x[m * (COLS / 4) + 4 * at + j] : 0;
-    return words;
-#endif
-}
-
-int dot16(uvec4 a, uvec4 b, int sum) { return dot4(a.w, b.w, dot4(a.z, b.z, dot4(a.y, b.y, dot4(a.x, b.x, sum)))); }
-
-// The weights of plane 0 (the top bit pair) to 3 of a vector of codes, as signed bytes.
-uvec4 plane_of(uvec4 quad, int plane) {
-    return uvec4(weights_of(quad.x, 3 - plane), weights_of(quad.y, 3 - plane), weights_of(quad.z, 3 - plane), weights_of(quad.w, 3 - plane));
-}
+#include "ternary_planes.glsl"
+#include "zero.glsl"
 
 // The term of a group: its sum times the scale of row n's group s.
 float term(int sum, uint n, uint s) {
@@ -46,10 +31,9 @@ float term(int sum, uint n, uint s) {
     return value;
 }
 
-// Nothing keeps a device from dropping the 0 that sums begin with: -0 terms alone would leave -0.
 void store(uint m, uint n, float sum) {
-    uint at = m * total + first + n, bits = floatBitsToUint(sum);
-    precise float value = uintBitsToFloat(bits == 0x80000000u ? 0u : bits) * scale[m];
+    uint at = m * total + first + n;
+    precise float value = sum_from_zero(sum) * scale[m];
     if (ADD != 0) {
         precise float added = result[at] + value;
         value = added;

@@ -55,11 +55,11 @@ void multiply(uvec4 words, uint chunk, uint n, uint slot) {
     }
 }
 
+#include "zero.glsl"
 float total_of(uint slot) {
     precise float sum = 0.0;
     for (uint s = 0; s < COUNT; s++) sum += terms[slot * TERM_PITCH + s];
-    // Nothing keeps a device from dropping the 0 that sums begin with: -0 terms alone would leave -0.
-    return floatBitsToUint(sum) == 0x80000000u ? 0.0 : sum;
+    return sum_from_zero(sum);
 }
 
 KERNEL(ternary_groups_decode) {

@@ -31,7 +31,11 @@ def one_launch(hardware: Hardware, ctx: Context, layer: Layer, bucket: Bucket) -
     """The single launch of a layer; None if it does not fit one launch, or the device has no ``processors``."""
     groups = hardware.processors
     able = groups and hardware.macros["DOT"] and hardware.group >= GROUP and hardware.buffers >= BUFFERS
-    plain = layer.rope.q_norm is None and all(ctx.ternary(op.weights).group is None for _, op in layer.pairs)
+    plain = (
+        layer.rope.q_norm is None
+        and layer.attention.window is None
+        and all(ctx.ternary(op.weights).group is None for _, op in layer.pairs)
+    )
     able = able and plain and hardware.subgroup >= MIN_LANES and bucket.tokens == 1 and ctx.cache.dtype != "i8"
     sizes = _sizes(hardware, ctx, layer) if able else None
     if sizes is None:
@@ -44,7 +48,7 @@ def one_launch(hardware: Hardware, ctx: Context, layer: Layer, bucket: Bucket) -
     defines |= {"RELU2": int(up.activation == "relu2"), "GROUPS": groups}
     defines["NORMS"] = sum(1 << i for i, (quant, _) in enumerate(layer.pairs) if quant.weight)
     parts = ctx.scratch("layer parts", most * op.kv_heads * (sizes["GROUP"] * (op.head_dim + 2) + 4) * 4)
-    step, _, _, *place = positions(ctx)
+    step, _, _, *place = positions(ctx, op.table)
     args: list[Arg] = [step, x, ctx.tensors[op.qkv], ctx.kv("k", op.layer), ctx.kv("v", op.layer)]
     args += [ctx.dense(rope.cos).data, ctx.dense(rope.sin).data, parts, glu_products(ctx, up)]
     args.append(ctx.zeroed("layer arrivals", 4 * 4))

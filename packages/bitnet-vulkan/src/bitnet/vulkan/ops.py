@@ -18,7 +18,13 @@ from bitnet.core.gpu.ops import RowOps, attention_inputs, ceil_div, kv_defines, 
 from bitnet.core.gpu.ops.group_products import GroupProducts, group_defines, in_parts
 from bitnet.core.gpu.ops.products import ProductInput, fused_products, product_defines
 from bitnet.core.gpu.ops.scaled import head_norms, norms_heads
-from bitnet.core.gpu.ops.variants import GroupScaledMatmul, NormedRope, recurrent_variants
+from bitnet.core.gpu.ops.variants import (
+    GroupScaledMatmul,
+    NormedRope,
+    WindowedAttention,
+    expert_variants,
+    recurrent_variants,
+)
 from bitnet.core.gpu.weights import TernaryBuffer
 from bitnet.core.hal import Attention, DenseMatmul, Embed, RopeAppend, Sample, TernaryMatmul
 from bitnet.vulkan import matrices
@@ -71,6 +77,7 @@ class VulkanOps:
             GroupScaledMatmul: self.ternary_matmul,
             DenseMatmul: self._head.dense_matmul,
             Attention: self.attention,
+            WindowedAttention: self.attention,
             Sample: self.sample,
             Layer: partial(one_launch, hardware),
             NormChoice: self._choice,
@@ -80,6 +87,7 @@ class VulkanOps:
             RopeAttention: self._rope_attention,
             **fused_products(self._decode, self._quantises),
         }
+        self._table = {**self._table, **expert_variants(self._rows, hardware.shared, hardware.windows)}
         self._table = {**self._table, **recurrent_variants(self._rows, self._table)}
 
     def lowering(self) -> Lowering:
@@ -138,19 +146,20 @@ class VulkanOps:
         if one := self._attention_decode(ctx, op, bucket, rope=None):
             return one
         cache = ctx.kv("k", op.layer), ctx.kv("v", op.layer)
-        step, *place = positions(ctx)
+        step, *place = positions(ctx, op.table)
         args = (step, ctx.tensors[op.qkv], *cache, ctx.tensors[op.out], *place, *map(np.int32, (op.heads, op.kv_heads)))
         seqs = min(bucket.tokens, ctx.program.limits.max_seqs)  # each of which begins with a tile of its own
+        window = {"WINDOW": op.window or 0}
         narrow, f16 = ctx.cache.dtype != "f32" and op.head_dim <= 128, ctx.cache.dtype == "f16"
-        if narrow and f16 and op.head_dim % 16 == 0 and matrices.has_f16(self._hardware):
+        if narrow and f16 and op.window is None and op.head_dim % 16 == 0 and matrices.has_f16(self._hardware):
             grid = (op.heads, bucket.tokens // MATRIX_TILE + seqs, 1)
             defines = {"DIM": op.head_dim, "BLOCK": kv_defines(ctx, op)["BLOCK"]}
             return [launch("attention_mma", grid, matrices.MATRIX_GROUP, args, defines)]
         if narrow and self._tiles_attention(op):
             grid = (op.heads, bucket.tokens // QUERY_TILE + seqs, 1)
-            return [launch("attention_prefill", grid, QUERY_GROUP, args, kv_defines(ctx, op))]
+            return [launch("attention_prefill", grid, QUERY_GROUP, args, kv_defines(ctx, op) | window)]
         grid = (bucket.tokens, op.heads, 1)
-        return [launch("attention", grid, self._gemv_group, args, kv_defines(ctx, op))]
+        return [launch("attention", grid, self._gemv_group, args, kv_defines(ctx, op) | window)]
 
     def rope_append(self, ctx: Context, op: RopeAppend, bucket: Bucket) -> list[Launch]:
         norms = head_norms(ctx, op, bucket) if norms_heads(op) else []
@@ -255,13 +264,14 @@ class VulkanOps:
         if defines is None or (bucket.tokens > FEW_TOKENS and bucket.tokens != bucket.rows):
             return None
         chunk, wanted = defines["CHUNK"], ceil_div(ENOUGH_PARTS, bucket.tokens * op.kv_heads)
-        part = chunk * ceil_div(bucket.context, chunk * min(wanted, MAX_PARTS))
-        most = ceil_div(bucket.context, part)
-        defines |= {"PART": part, "MAX_PARTS": most, **rope_defines(rope)}
+        seen = min(bucket.context, op.window or bucket.context)
+        part = chunk * ceil_div(seen, chunk * min(wanted, MAX_PARTS))
+        most = ceil_div(seen, part)
+        defines |= {"PART": part, "MAX_PARTS": most, "WINDOW": op.window or 0, **rope_defines(rope)}
         tokens = max(limits.max_rows, min(limits.max_tokens, FEW_TOKENS))
         parts = ctx.scratch("attention parts", bucket.tokens * op.heads * most * (op.head_dim + 2) * 4)
         arrivals = ctx.zeroed("attention arrivals", tokens * op.kv_heads * 4)
-        step, *place = positions(ctx)
+        step, *place = positions(ctx, op.table)
         inputs = attention_inputs(ctx, op, rope, ctx.tensors[op.qkv])
         args = (step, *inputs, ctx.tensors[op.out], parts, arrivals, *place, np.int32(op.kv_heads))
         grid = (op.kv_heads, bucket.tokens, most)

@@ -6,12 +6,14 @@ step of few tokens. In larger steps, a launch before it groups the pairs by expe
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 
 import numpy as np
 
 from bitnet.core.gpu.context import Bucket, Context
-from bitnet.core.gpu.drivers.interface import Buffer, Launch, launch
+from bitnet.core.gpu.drivers.interface import Arg, Buffer, Launch, launch
+from bitnet.core.gpu.drivers.windows import Windows
 from bitnet.core.gpu.ops.rows import ceil_div
 from bitnet.core.gpu.weights import TernaryBuffer
 from bitnet.core.hal import ExpertMatmul, GluNormQuant, Route
@@ -22,6 +24,23 @@ TILE = 8
 """Pairs of an expert that share what a work-group reads."""
 MAX_LANES = 16
 """Maximum work-items that share a row."""
+
+
+@dataclass(frozen=True, slots=True)
+class Product:
+    """A product of pairs with a matrix of each expert.
+
+    Attributes:
+        sizes: A token's experts, pairs that share a row, experts, rows of a matrix, matrices of an expert that are
+            stacked, and the place of the first result among a pair's, whose number is the last.
+        places: The order of pairs and their tiles; None: they are not grouped.
+        out: The results of all pairs.
+    """
+
+    w: TernaryBuffer
+    sizes: tuple[int, ...]
+    places: tuple[Buffer, Buffer] | None
+    out: Buffer
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,26 +72,18 @@ class ExpertOps:
         matrices, made, first = ctx.experts(op), list[Launch](), 0
         columns = sum(w.rows for w in matrices) // op.experts
         grouped = bucket.tokens > ALONE
-        tiles, places = self._tiles(ctx, op, bucket) if grouped else ([], (ctx.step, ctx.step))
+        tiles, places = self._tiles(ctx, op, bucket) if grouped else ([], None)
         made += tiles
         summed = op.shares is not None
         out = ctx.scratch("results of experts", tokens * top * columns * 4) if summed else ctx.tensors[op.out]
         for w in matrices:
             rows = ctx.program.weights[op.weights[0]].shape[0] if len(matrices) == 1 else w.rows
-            defines = self._defines(w, TILE if grouped else 1)
-            pairs = _most_tiles(bucket.tokens * top, op.experts) if grouped else bucket.tokens * top
-            inputs = (ctx.step, ctx.tensors[op.x], ctx.tensors[op.scale], ctx.tensors[op.ids], w.codes, w.scales)
-            numbers = (top, 1 if summed else top, op.experts, rows // op.experts, w.rows // rows, first, columns)
-            flags = (w.group is not None, grouped)
-            args = (*inputs, *places, out, *map(np.int32, (*numbers, *flags)))
-            group = defines["WG"]
-            grid = ceil_div(w.rows // op.experts, group // defines["LANES"]), pairs, 1
-            made.append(launch("expert_matmul", grid, group, args, defines))
+            sizes = (top, 1 if summed else top, op.experts, rows // op.experts, w.rows // rows, first, columns)
+            made += self._products(ctx, op, bucket, Product(w, sizes, places, out))
             first += w.rows // op.experts
         if op.shares is not None:
             args = (ctx.step, out, ctx.tensors[op.shares], ctx.tensors[op.out], np.int32(top), np.int32(columns))
-            grid = ceil_div(columns, defines["WG"]), bucket.tokens, 1
-            made.append(launch("expert_matmul", grid, defines["WG"], args, defines, entry="expert_sums"))
+            made.append(self._sums(args, columns, bucket, made[-1]))
         return made
 
     def glu(self, ctx: Context, op: GluNormQuant, bucket: Bucket) -> list[Launch]:
@@ -95,6 +106,28 @@ class ExpertOps:
         defines = {"WG": self.group, "EXPERTS": op.experts, "TOKENS": TILE}
         return [launch("expert_tiles", (1, 1, 1), self.group, args, defines)], (order, tiles)
 
+    def _products(self, ctx: Context, op: ExpertMatmul, bucket: Bucket, product: Product) -> list[Launch]:
+        """The products of all pairs with a matrix of each expert."""
+        w, grouped = product.w, product.places is not None
+        inputs = (ctx.step, ctx.tensors[op.x], ctx.tensors[op.scale], ctx.tensors[op.ids], w.codes, w.scales)
+        flags = map(np.int32, (*product.sizes, w.group is not None, grouped))
+        args = (*inputs, *(product.places or (ctx.step, ctx.step)), product.out, *flags)
+        defines = {**self._defines(w, TILE if grouped else 1), "ROW_BYTES": w.row_bytes}
+        return [launch("expert_matmul", self._grid(ctx, op, bucket, product, defines), defines["WG"], args, defines)]
+
+    def _sums(self, args: tuple[Arg, ...], columns: int, bucket: Bucket, product: Launch) -> Launch:
+        """The results of a token's experts times their shares, added up; ``product`` is one that made them."""
+        grid = ceil_div(columns, product.block[0]), bucket.tokens, 1
+        return Launch(replace(product.kernel, entry="expert_sums"), grid, product.block, args)
+
+    def _grid(
+        self, ctx: Context, op: ExpertMatmul, bucket: Bucket, product: Product, defines: Mapping[str, int]
+    ) -> tuple[int, int, int]:
+        """Work-groups of a product: along an expert's rows, and along the pairs or their tiles."""
+        w, pairs = product.w, bucket.tokens * ctx.shape(op.ids)[1]
+        across = ceil_div(w.rows // op.experts, defines["WG"] // defines["LANES"])
+        return across, pairs if product.places is None else _most_tiles(pairs, op.experts), 1
+
     def _defines(self, w: TernaryBuffer, tokens: int) -> dict[str, int]:
         """Preprocessor constants of the product: as many rows of a matrix as local memory holds the sums of."""
         width = w.group or w.cols
@@ -102,8 +135,29 @@ class ExpertOps:
         while group > lanes and 4 * group // lanes * tokens * (w.cols // width) > self.local_bytes // 2:
             group //= 2
         each = {32: 4, 64: 2}.get(width, 1)
-        shape = {"COLS": w.cols, "ROW_BYTES": w.row_bytes, "GROUP": width, "EACH": each}
-        return {"WG": group, "LANES": lanes, "TOKENS": tokens, **shape}
+        return {"WG": group, "LANES": lanes, "TOKENS": tokens, "COLS": w.cols, "GROUP": width, "EACH": each}
+
+
+@dataclass(frozen=True, slots=True)
+class BoundExpertOps(ExpertOps):
+    """The same for APIs that bind a matrix in parts, by ``windows``, and few buffers: Vulkan and WebGPU."""
+
+    windows: Windows
+
+    def _products(self, ctx: Context, op: ExpertMatmul, bucket: Bucket, product: Product) -> list[Launch]:
+        w, (chosen, tiles) = product.w, product.places or (ctx.tensors[op.ids], ctx.step)
+        grouped, defines = product.places is not None, self._defines(w, TILE if product.places else 1)
+        defines |= {"SCALED": int(w.group is not None), "GROUPED": int(grouped), "WIDE": int(w.cols % 16 == 0)}
+        grid, made = self._grid(ctx, op, bucket, product, defines), []
+        for codes, first, rows in self.windows(w.codes, w.rows):
+            inputs = (ctx.step, ctx.tensors[op.x], ctx.tensors[op.scale], codes, w.scales)
+            args = (*inputs, product.out, chosen, tiles, *map(np.int32, (*product.sizes, first, rows)))
+            made.append(launch("expert_matmul", grid, defines["WG"], args, defines))
+        return made
+
+    def _sums(self, args: tuple[Arg, ...], columns: int, bucket: Bucket, product: Launch) -> Launch:
+        grid = ceil_div(columns, self.group), bucket.tokens, 1
+        return launch("expert_sums", grid, self.group, args, {"WG": self.group})
 
 
 def _most_tiles(pairs: int, experts: int) -> int:

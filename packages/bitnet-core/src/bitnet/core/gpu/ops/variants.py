@@ -6,8 +6,9 @@ from dataclasses import replace
 
 from bitnet.core.gpu.context import Bucket, Context, Dispatch
 from bitnet.core.gpu.drivers.interface import Launch
+from bitnet.core.gpu.drivers.windows import Windows
 from bitnet.core.gpu.ops.adjusting import count_chosen
-from bitnet.core.gpu.ops.experts import ExpertOps
+from bitnet.core.gpu.ops.experts import BoundExpertOps, ExpertOps
 from bitnet.core.gpu.ops.logprobs import logprobs
 from bitnet.core.gpu.ops.recurrent import Absmax, RecurrentOps
 from bitnet.core.gpu.ops.rows import RowOps
@@ -86,9 +87,10 @@ def variants(rows: RowOps) -> Dispatch:
     }
 
 
-def expert_variants(rows: RowOps, local_bytes: int) -> Dispatch:
-    """Further entries, of a backend that has the kernels of mixtures of experts, too."""
-    ops = ExpertOps(rows.group, local_bytes)
+def expert_variants(rows: RowOps, local_bytes: int, windows: Windows | None = None) -> Dispatch:
+    """Further entries, of a backend that has the kernels of mixtures of experts, too, and binds matrices by
+    ``windows`` if its API has them bound in parts."""
+    ops = BoundExpertOps(rows.group, local_bytes, windows) if windows else ExpertOps(rows.group, local_bytes)
     return {Route: ops.route, ExpertMatmul: ops.expert_matmul, ExpertGlu: ops.glu}
 
 
