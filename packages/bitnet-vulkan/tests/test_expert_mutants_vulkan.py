@@ -25,7 +25,6 @@ MUTANTS = (
     Mutant("not a number is no choice", "? NOT_A_NUMBER :", "? 1u :", "not_finite"),
     Mutant("the first expert's matrices", "(n / rows * experts + expert) * rows", "n / rows * experts * rows", SAME),
     Mutant("the last tile is not there", LAST, LAST.replace("begin <", "begin + TOKENS <="), SAME),
-    Mutant("tiles that are not needed", "tiles[3 * tile + 2] = 0;", "break;", SAME),
     Mutant("pairs of the first tile", "uint at = begin + min(t, count - 1);", "uint at = min(t, count - 1);", SAME),
     Mutant("the first pair's result", "chosen[begin + t] : begin, of", "chosen[begin] : begin, of", SAME),
     Mutant("shares of the first expert", "* shares[m * top + j];", "* shares[m * top];", SUMS),
