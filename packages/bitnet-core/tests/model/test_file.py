@@ -24,6 +24,7 @@ from bitnet.core.model.file import open_model
 from bitnet.core.model.memory import weight_bytes
 from bitnet.core.model.weights import bind_weights, expected_weights
 from bitnet.core.support import mapped
+from bitnet.core.support import source as byte_source
 from bitnet.core.support.guard import GuardedMap
 from bitnet.core.testing.block_tables import floats
 from bombs.base import GGUF, Shape
@@ -63,13 +64,13 @@ def test_weights_of_the_official_kind(tiny: Make) -> None:
 @pytest.mark.skipif(os.name == "nt", reason="Windows does not let a file that is mapped be replaced")
 def test_the_hash_is_of_what_was_opened(tiny: Make, monkeypatch: pytest.MonkeyPatch) -> None:
     """Not of what has its name by now: a receipt would name a model that computed nothing."""
-    monkeypatch.setattr(mapped, "PIECE", 1 << 16)
+    monkeypatch.setattr(byte_source, "PIECE", 1 << 16)
     model = tiny()
     file, content = model.open(), model.path.read_bytes()
     other = model.path.with_name("other")
     other.write_bytes(content[::-1])
     other.replace(model.path)
-    assert len(content) > 2 * mapped.PIECE
+    assert len(content) > 2 * byte_source.PIECE
     assert file.sha256() == hashlib.sha256(content).hexdigest()
     model.path.unlink()
     assert file.sha256() == hashlib.sha256(content).hexdigest()

@@ -24,7 +24,8 @@ from bitnet.core.model.default import default_model_path
 from bitnet.core.model.file import open_model
 from bitnet.core.support import env, system
 from bitnet.core.support.log import logger
-from bitnet.core.support.mapped import MappedFile
+from bitnet.core.support.mapped import open_file
+from bitnet.core.support.source import ByteSource
 
 if TYPE_CHECKING:
     from bitnet.core.devices.select import Selection
@@ -108,7 +109,7 @@ def load_model(
 
 
 async def load_model_async(
-    path: str | Path | None = None,
+    path: str | Path | ByteSource | None = None,
     *,
     device: str | Device | None = None,
     context: int | None = None,
@@ -122,12 +123,15 @@ async def load_model_async(
     """Load a GGUF model that computes in tasks of this event loop, without threads, as in a browser.
 
     ``completion = await model.stream(prompt)`` or ``async for chunk in model.chat_stream(messages)`` generate.
-    Methods that wait in a thread (``generate``, ``chat``, ``score``) are refused. Where the device is the CPU, other
+    ``score_async``, ``perplexity_async`` and ``embed_async`` compute beside them. Methods that wait in a thread
+    (``generate``, ``chat``, ``score``, …) are refused. Where the device is the CPU, other
     tasks run between two steps only.
 
-    Args and errors are those of :func:`load_model`, but for one.
+    Args and errors are those of :func:`load_model`, but for two.
 
     Args:
+        path: Also a file that is read in slices, such as an :class:`~bitnet.core.support.ranges.HttpSource`. Its
+            weights are read one tensor at a time, so that the file never has to fit into memory.
         progress: Called with the number of kernels that a browser has compiled, and with that of all so far.
     """
     options = LoadOptions(
@@ -159,7 +163,7 @@ async def load_model_async(
     return model
 
 
-def _load(local: Path, options: LoadOptions, worker: type[Worker]) -> Model:
+def _load(local: Path | ByteSource, options: LoadOptions, worker: type[Worker]) -> Model:
     """Load a model whose engines are stepped by such a worker."""
     while True:
         file, places = _open(local, options)
@@ -261,18 +265,21 @@ Places = list[tuple["Selection | None", Device]]
 """Open devices, each with how it was selected; None: the caller's own device, which stays open."""
 
 
-def _local(path: str | Path | None) -> Path:
-    """The path of a model's file, downloaded if need be."""
+def _local(path: str | Path | ByteSource | None) -> Path | ByteSource:
+    """The path of a model's file, downloaded if need be, or where its bytes come from."""
+    if isinstance(path, ByteSource):
+        return path
     if not (path is None or isinstance(path, PathLike) or (isinstance(path, str) and path)):
         raise InvalidInputError(f"path is {brief(path)}; it must be the path of a GGUF file or a model on the hub.")
     return Path(default_model_path() if path is None else hub.local_path(path))
 
 
-def _open(path: Path, options: LoadOptions) -> tuple[ModelFile, Places]:
+def _open(path: Path | ByteSource, options: LoadOptions) -> tuple[ModelFile, Places]:
     """Open the file and the devices, side by side."""
     device = options.device
     if device is None or isinstance(device, str):
-        MappedFile(path)  # report a missing file before a driver starts
+        if isinstance(path, Path):
+            open_file(path)  # report a missing file before a driver starts
         with opening(device, threads=options.threads, strict=options.strict) as future:
             file = open_model(path, i2s_layout=options.i2s_layout)
             file.tokenizer  # noqa: B018

@@ -22,6 +22,8 @@ MAX_BURSTS = 16
 PROMPT_SECONDS = 0.025
 """Seconds that prompt chunks may take in a step with decoding sequences; a quarter of the step's tokens is always
 allowed."""
+MIN_SECONDS = 1e-6
+"""Seconds that a step takes at least: the clock of a browser stands still for up to a tenth of a millisecond."""
 HELD_SECONDS = 0.0005
 """Seconds between attempts to choose tokens, while all sequences are held."""
 
@@ -176,6 +178,7 @@ class Pace:
             tokens: Tokens of the step; ``seqs``, if all of its sequences decode.
             seconds: From the end of the host's work on the previous burst to the end of this one on the device.
         """
+        seconds = max(seconds, MIN_SECONDS)
         if tokens == seqs:
             self._token_seconds = seconds / passes
         elif tokens >= self._min_prompt:

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import mmap
 import struct
-from pathlib import Path
+from contextlib import suppress
 from typing import Any, NoReturn
 
 import numpy as np
@@ -12,6 +11,7 @@ import numpy.typing as npt
 
 from bitnet.core.errors import ModelFileError, brief
 from bitnet.core.gguf.types import SCALARS, MetadataValue, ValueType
+from bitnet.core.support.source import ByteSource
 
 MAX_KEY = 65_535
 """Maximum bytes of a metadata key or tensor name, by the specification."""
@@ -33,15 +33,17 @@ class Cursor:
     """Reads values in sequence, never past the end.
 
     Attributes:
+        data: The beginning of the file, as far as it has been read.
+        end: Where the file ends.
         at: Offset of the next value.
         tensor: The tensor whose fields are read, if any. Errors name it.
         errors: What becomes of bytes that are not UTF-8: ``strict`` or ``replace``, as for ``bytes.decode``.
     """
 
-    def __init__(self, path: Path, data: mmap.mmap) -> None:
-        self.path = path
-        self.data = data
-        self.end = len(data)
+    def __init__(self, source: ByteSource) -> None:
+        self.source, self.path = source, source.path
+        self.data = source.prefix(0)
+        self.end = source.size
         self.at = 0
         self.tensor: str | None = None
         self.nested = 0
@@ -63,17 +65,24 @@ class Cursor:
                 hint="The file is truncated or corrupt: download or convert it again.",
             )
         self.at = begin + size
+        self._have(self.at)
         return begin
 
+    def _have(self, end: int) -> None:
+        """Have ``data`` reach until ``end``."""
+        if end > len(self.data):
+            self.data = self.source.prefix(end)
+
     def u32(self, field: str) -> int:
-        return int(_U32.unpack_from(self.data, self.take(4, field))[0])
+        return self.unpack(_U32, field)[0]
 
     def u64(self, field: str) -> int:
-        return int(_U64.unpack_from(self.data, self.take(8, field))[0])
+        return self.unpack(_U64, field)[0]
 
     def unpack(self, layout: struct.Struct, field: str) -> tuple[int, ...]:
         """Several numbers at once."""
-        return layout.unpack_from(self.data, self.take(layout.size, field))
+        begin = self.take(layout.size, field)  # which may replace the data
+        return layout.unpack_from(self.data, begin)
 
     def count(self, field: str, smallest: int) -> int:
         """A u64 count of items of at least ``smallest`` bytes each, which must fit into the rest of the file."""
@@ -86,7 +95,8 @@ class Cursor:
     def string(self, field: str) -> str:
         begin = self.at
         size = self.count(f"{field} length", 1)
-        raw = self.data[self.take(size, field) : self.at]
+        first = self.take(size, field)
+        raw = self.data[first : self.at]
         try:
             return raw.decode(errors=self.errors)
         except UnicodeDecodeError as error:
@@ -158,7 +168,9 @@ class Cursor:
         All places that look like a length below 256 are found at once; they are valid as long as each leads to the
         next.
         """
-        raw = self.data[self.at : min(self.at + PIECE, self.end)]
+        end = min(self.at + PIECE, self.end)
+        self._have(end)
+        raw = self.data[self.at : end]
         if len(raw) < 8:
             return []
         numbers = np.ndarray((len(raw) - 7,), "<u8", raw, strides=(1,))
@@ -185,21 +197,20 @@ class Cursor:
         return found
 
     def _any_strings(self, count: int, field: str, index: int) -> list[str]:
-        """Read ``count`` strings one by one, the first of them number ``index``; errors are examined afterwards."""
-        data, at, end, unpack = self.data, self.at, self.end, _U64.unpack_from
+        """Read ``count`` strings one by one, the first of them number ``index``."""
+        unpack = _U64.unpack_from
         out: list[str] = []
         append = out.append
-        try:
-            for _ in range(count):
-                begin = at + 8
-                at = begin + unpack(data, at)[0]
-                if at > end:
-                    break
-                append(data[begin:at].decode(errors=self.errors))
-        except (struct.error, UnicodeDecodeError):
-            pass
-        if len(out) < count:
-            self.at = begin - 8
-            self.string(f"{field}[{index + len(out)}]")  # raises the error there
-        self.at = at
+        while len(out) < count:
+            data, at, end = self.data, self.at, len(self.data)
+            with suppress(struct.error, UnicodeDecodeError):
+                for _ in range(count - len(out)):
+                    begin = at + 8
+                    at = begin + unpack(data, at)[0]
+                    if at > end:
+                        break
+                    append(data[begin:at].decode(errors=self.errors))
+                    self.at = at
+            if len(out) < count:  # an error, which is raised here, or the end of what has been read of the file
+                append(self.string(f"{field}[{index + len(out)}]"))
         return out

@@ -1,4 +1,4 @@
-"""A bounded, memory-mapped reader of one GGUF file, version 2 or 3.
+"""A bounded reader of one GGUF file, version 2 or 3, mapped or read in slices.
 
 The file is not trusted: every count is checked against the bytes left before anything is allocated, and every violation
 is a :class:`~bitnet.core.errors.ModelFileError` with the file, the field and its offset.
@@ -10,7 +10,6 @@ import struct
 from collections.abc import Mapping
 from dataclasses import dataclass
 from math import prod
-from pathlib import Path
 from typing import NamedTuple
 
 from bitnet.core.errors import ModelFileError, brief
@@ -24,7 +23,7 @@ from bitnet.core.gguf.types import (
     ValueType,
     tensor_bytes,
 )
-from bitnet.core.support.mapped import MappedFile
+from bitnet.core.support.source import ByteSource
 
 MAX_ENTRIES = 1 << 16
 """Maximum metadata keys, and maximum tensors: each takes at least 15 bytes of the file, but several microseconds and
@@ -63,14 +62,15 @@ class TensorInfo:
 
 
 class Part:
-    """One file, mapped read-only for as long as this object or a view of its data lives.
+    """One file, open for as long as this object or a view of its data lives.
 
     Args:
-        path: The file.
+        file: The file.
         number: Its number among the parts of the model, from 0 on.
 
     Attributes:
-        file: The mapped file.
+        file: The file.
+        path: Its path, for errors.
         version: 2 or 3.
         metadata: All keys with their values.
         kinds: The type of each key's value.
@@ -80,16 +80,15 @@ class Part:
         ModelFileError: The file cannot be opened, or violates the format.
     """
 
-    def __init__(self, path: Path, number: int = 0) -> None:
-        self.path, self.number = path, number
-        self.file = MappedFile(path)
+    def __init__(self, file: ByteSource, number: int = 0) -> None:
+        self.file, self.path, self.number = file, file.path, number
         try:
             self._read()
         finally:  # if the file has changed meanwhile, report that instead
             self.file.check()
 
     def _read(self) -> None:
-        cursor = Cursor(self.path, self.file.map)
+        cursor = Cursor(self.file)
         self.version, tensor_count, metadata_count = _header(cursor)
         self._key_offsets: dict[str, int] = {}
         self.kinds: dict[str, ValueType] = {}

@@ -12,17 +12,18 @@ from bitnet.core.errors import ModelFileError, brief
 from bitnet.core.gguf.part import MAX_ENTRIES, Part, TensorInfo
 from bitnet.core.gguf.split import part_name
 from bitnet.core.gguf.types import SCALARS, MetadataValue
+from bitnet.core.support.mapped import open_file
+from bitnet.core.support.source import ByteSource
 
 NUMBER, COUNT, TENSORS = "split.no", "split.count", "split.tensors.count"
 """Keys of a split model: the number of a part, from 0 on, of all parts, and of all tensors."""
 
 
 class GGUFFile:
-    """A GGUF file, or all parts of a split model, mapped read-only for as long as this object or a view of its data
-    lives.
+    """A GGUF file, or all parts of a split model, open for as long as this object or a view of its data lives.
 
     Args:
-        path: The file, or the first part: the others are beside it.
+        source: The file, which is mapped if this is a path; or the first part: the others are beside it.
 
     Attributes:
         path: The file, or the first part.
@@ -35,9 +36,9 @@ class GGUFFile:
         ModelFileError: A file cannot be opened, violates the format, or is not the part that it should be.
     """
 
-    def __init__(self, path: str | Path) -> None:
-        self.path = Path(path)
-        first = Part(self.path)
+    def __init__(self, source: str | Path | ByteSource) -> None:
+        first = Part(source if isinstance(source, ByteSource) else open_file(Path(source)))
+        self.path = Path(first.path)
         self.version, self.metadata = first.version, first.metadata
         self._parts = [first, *_others(first)]
         self.size = sum(part.file.size for part in self._parts)
@@ -63,9 +64,11 @@ class GGUFFile:
             if key not in (NUMBER, COUNT, TENSORS)
         }
 
-    def data(self, tensor: TensorInfo) -> npt.NDArray[np.uint8]:
-        """The tensor's bytes, ``uint8[nbytes]``, as a read-only view of the mapping."""
-        return self._parts[tensor.part].file.bytes(tensor.offset, tensor.nbytes)
+    def data(self, tensor: TensorInfo, begin: int = 0, end: int | None = None) -> npt.NDArray[np.uint8]:
+        """The tensor's bytes from ``begin`` to ``end``, ``uint8[end - begin]``: a read-only view of a mapping, or read
+        from the file."""
+        size = (tensor.nbytes if end is None else end) - begin
+        return self._parts[tensor.part].file.bytes(tensor.offset + begin, size)
 
     def release(self, tensor: TensorInfo) -> None:
         """Release the tensor's mapped pages."""
@@ -113,7 +116,7 @@ def _others(first: Part) -> list[Part]:
         raise first.error(f"is {brief(count)}; it must be a number of files.", key=COUNT)
     if count < 2:
         return []
-    name, number = part_name(first.path.name), first.metadata.get(NUMBER, 0)
+    name, number = part_name(Path(first.path).name), first.metadata.get(NUMBER, 0)
     if type(number) is not int or number != 0:
         hint = "" if name is None else f"Name the first one, {name.at(1)}; the others are found beside it."
         raise first.error(f"says that this is part {_ordinal(number)} of {count}.", key=NUMBER, hint=hint or None)
@@ -125,13 +128,13 @@ def _others(first: Part) -> list[Part]:
         )
     parts = []
     for i in range(1, count):
-        path = first.path.with_name(name.at(i + 1))
-        if not path.exists():
+        file = first.file.beside(name.at(i + 1))
+        if file is None:
             raise first.error(
-                f"is the first of {count} parts, but {path.name} is not beside it.",
+                f"is the first of {count} parts, but {name.at(i + 1)} is not beside it.",
                 hint="Put all parts into one folder; 'bitnet pull' downloads all of them.",
             )
-        part = Part(path, i)
+        part = Part(file, i)
         found = part.metadata.get(NUMBER), part.metadata.get(COUNT)
         if any(type(value) is not int for value in found) or found != (i, count):
             raise part.error(

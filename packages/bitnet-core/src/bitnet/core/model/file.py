@@ -17,6 +17,7 @@ from bitnet.core.model.config import ModelConfig, read_config
 from bitnet.core.model.weights import bind_weights, block_tables, ternary_tables
 from bitnet.core.support import log
 from bitnet.core.support.foreign import label
+from bitnet.core.support.source import ByteSource
 
 if TYPE_CHECKING:
     from bitnet.core.text.chat import ChatTemplate
@@ -115,11 +116,11 @@ class ModelFile:
         return self.gguf.sha256()
 
 
-def open_model(path: str | Path, *, i2s_layout: I2SLayout = "official") -> ModelFile:
+def open_model(source: str | Path | ByteSource, *, i2s_layout: I2SLayout = "official") -> ModelFile:
     """Open a GGUF model file and check that it holds every weight of its architecture.
 
     Args:
-        path: The file.
+        source: The file: its path, or where its bytes come from.
         i2s_layout: How its I2_S tensors are laid out; files of some bitnet.cpp builds need ``arm`` or ``columns``.
 
     Raises:
@@ -128,4 +129,4 @@ def open_model(path: str | Path, *, i2s_layout: I2SLayout = "official") -> Model
     """
     if i2s_layout not in I2S_LAYOUTS:
         raise InvalidInputError(f"i2s_layout is {i2s_layout!r}; it must be one of {', '.join(I2S_LAYOUTS)}.")
-    return ModelFile(GGUFFile(path), i2s_layout)
+    return ModelFile(GGUFFile(source), i2s_layout)

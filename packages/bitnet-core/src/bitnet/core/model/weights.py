@@ -299,10 +299,9 @@ def _ternary(
         return rows(0, shape[0])
 
     def rows(first: int, last: int) -> TernaryData:
-        size, raw = (last - first, shape[1]), file.data(tensor)
-        if size != shape:
-            each = len(raw) // shape[0]
-            raw = raw[first * each : last * each]
+        size, each = (last - first, shape[1]), tensor.nbytes // shape[0]
+        whole = size == shape  # types that are not stored row by row are read whole only
+        raw = file.data(tensor) if whole else file.data(tensor, first * each, last * each)
         try:
             data = load_ternary(tensor.type, size, raw, layout, master=master, grouped=group is not None)
             if scales == "row" and group is not None:

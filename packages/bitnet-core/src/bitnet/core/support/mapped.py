@@ -1,12 +1,12 @@
-"""A file mapped into memory, read-only."""
+"""A model file on a disk: mapped into memory, read-only, or read in slices where files cannot be mapped."""
 
 from __future__ import annotations
 
 import errno
-import hashlib
 import mmap
 import os
 import stat
+import sys
 import weakref
 from pathlib import Path
 from typing import Any
@@ -16,30 +16,21 @@ import numpy.typing as npt
 
 from bitnet.core.errors import ModelFileError
 from bitnet.core.support.guard import GuardedMap
-
-PIECE = 1 << 22
-"""Bytes hashed before their pages are released."""
+from bitnet.core.support.source import PIECE, ByteSource, SlicedSource
 
 LFS_POINTER = b"version https://git-lfs.github.com/spec/"
 """How the small text begins that git keeps in place of a large file."""
 
 
-class MappedFile:
-    """A regular file, mapped for as long as this object or a view of it lives.
-
-    The mapping is shared: if another program writes to the file, reads here change. :meth:`check` detects that;
-    :meth:`release` and :meth:`sha256` call it.
-
-    Attributes:
-        map: The mapping, for reading single values.
-        size: Bytes of the file.
+class OpenFile(ByteSource):
+    """A regular file, open for as long as this object lives.
 
     Raises:
-        ModelFileError: The file is missing or empty, or cannot be mapped.
+        ModelFileError: The file is missing or empty, or cannot be opened.
     """
 
     def __init__(self, path: Path) -> None:
-        self.path = path
+        self.path: Path = path
         try:
             info = path.stat()  # before opening, which would block forever on a named pipe
             if stat.S_ISDIR(info.st_mode):
@@ -49,37 +40,29 @@ class MappedFile:
                 raise ModelFileError("is not a regular file.", path=path)
             if info.st_size == 0:
                 raise ModelFileError("is empty.", path=path, field="magic", offset=0)
-            self._handle = os.open(path, os.O_RDONLY)  # kept open, to check its size later
+            self._handle = os.open(path, os.O_RDONLY | getattr(os, "O_BINARY", 0))  # kept open, to check its size later
             weakref.finalize(self, os.close, self._handle)
             self._as_opened = self._state()
-            self.map, self._copied = _map(self._handle, info.st_size)
+            self.size = self._as_opened[0]
+            self._begin_reading()
         except (OSError, ValueError) as error:
             reason = getattr(error, "strerror", None) or str(error)
             raise ModelFileError(f"cannot be opened: {reason}.", path=path, hint="Check the path.") from error
-        self.map.guard()
-        self.size = len(self.map)
-        if self.map[: len(LFS_POINTER)] == LFS_POINTER:
+        if self.prefix(len(LFS_POINTER))[: len(LFS_POINTER)] == LFS_POINTER:
             raise ModelFileError(
                 "is a Git LFS pointer: a note of where the file is, not the file.",
                 path=path,
                 hint="Run 'git lfs install' and 'git lfs pull' in its folder, or download the file itself.",
             )
 
-    def bytes(self, offset: int, size: int) -> npt.NDArray[np.uint8]:
-        """``uint8[size]`` of the file, without copying."""
-        return np.frombuffer(self.map, np.uint8, size, offset)
+    def _begin_reading(self) -> None:
+        """Prepare to read the open file."""
 
-    @property
-    def lost(self) -> bool:
-        """Whether reads have hit missing pages, so that data read from them is not the file's."""
-        return self.map.lost
+    def beside(self, name: str) -> ByteSource | None:
+        path = self.path.with_name(name)
+        return type(self)(path) if path.exists() else None
 
     def check(self) -> None:
-        """Check that the file has not changed since it was opened.
-
-        Raises:
-            ModelFileError: It was cut short or written to.
-        """
         size, _ = state = self._state()
         if self.lost or size < self.size:
             what = f"was cut short while it was in use: {size} of {self.size} bytes are left."
@@ -99,27 +82,36 @@ class MappedFile:
 
     @property
     def identity(self) -> tuple[int, ...]:
-        """Values that differ between files, and before and after a write to the same file."""
         info = os.fstat(self._handle)
         return info.st_dev, info.st_ino, info.st_size, info.st_mtime_ns
 
-    def sha256(self) -> str:
-        """Hexadecimal SHA-256 of the mapped file; errors as for :meth:`hash_into`."""
-        digest = hashlib.sha256()
-        self.hash_into(digest)
-        return digest.hexdigest()
 
-    def hash_into(self, digest: hashlib._Hash) -> None:
-        """Update a digest with the mapped file, even if another file has taken its name.
+class MappedFile(OpenFile):
+    """A file that is mapped for as long as this object or a view of it lives.
 
-        Raises:
-            ModelFileError: The file has changed since it was opened.
-        """
-        for begin in range(0, self.size, PIECE):
-            size = min(PIECE, self.size - begin)
-            digest.update(self.bytes(begin, size).data)
-            self.release(begin, size)
-        self.check()
+    The mapping is shared: if another program writes to the file, reads here change. :meth:`check` detects that;
+    :meth:`release` and :meth:`sha256` call it.
+
+    Attributes:
+        map: The mapping, for reading single values.
+    """
+
+    def _begin_reading(self) -> None:
+        self.map, self._copied = _map(self._handle, self.size)
+        self.map.guard()
+        self.size = len(self.map)
+
+    def prefix(self, size: int) -> mmap.mmap:
+        return self.map
+
+    def bytes(self, offset: int, size: int) -> npt.NDArray[np.uint8]:
+        """``uint8[size]`` of the file, without copying."""
+        return np.frombuffer(self.map, np.uint8, size, offset)
+
+    @property
+    def lost(self) -> bool:
+        """Whether reads have hit missing pages, so that data read from them is not the file's."""
+        return self.map.lost
 
     def release(self, offset: int, size: int) -> None:
         """Release mapped pages that were read, if the platform can. Reading them again reloads them from the file.
@@ -134,6 +126,25 @@ class MappedFile:
         end = (offset + size) // mmap.PAGESIZE * mmap.PAGESIZE
         if end > begin:
             self.map.madvise(mmap.MADV_DONTNEED, begin, end - begin)
+
+
+class SlicedFile(OpenFile, SlicedSource):
+    """A file of which only what is asked for is read."""
+
+    def _begin_reading(self) -> None:
+        SlicedSource.__init__(self, self.path, self.size)
+
+    def read(self, offset: int, size: int) -> bytes:
+        os.lseek(self._handle, offset, os.SEEK_SET)
+        return os.read(self._handle, size)
+
+    def release(self, offset: int, size: int) -> None:
+        self.check()
+
+
+def open_file(path: Path) -> OpenFile:
+    """A file, mapped. In a browser, where a mapping is a copy in Python's memory, it is read in slices."""
+    return SlicedFile(path) if sys.platform == "emscripten" else MappedFile(path)
 
 
 def _map(handle: int, size: int) -> tuple[GuardedMap, bool]:
