@@ -90,7 +90,7 @@ class MappedFile(OpenFile):
     """A file that is mapped for as long as this object or a view of it lives.
 
     The mapping is shared: if another program writes to the file, reads here change. :meth:`check` detects that;
-    :meth:`release` and :meth:`sha256` call it.
+    :meth:`release` and :meth:`bitnet.core.support.source.ByteSource.sha256` call it.
 
     Attributes:
         map: The mapping, for reading single values.
