@@ -66,11 +66,10 @@ def _print_version(ctx: click.Context, param: click.Parameter, value: bool) -> N
 def _print_commands(ctx: click.Context) -> None:
     """The commands, in 24 rows of 80 columns."""
     formatter = ctx.make_formatter()
-    formatter.write_usage("bitnet", "COMMAND [OPTIONS]...")
+    formatter.write_usage("bitnet", "COMMAND [OPTIONS]... | COMMAND --help | --help")
     group = ctx.command
     assert isinstance(group, Commands)
     group.format_commands(ctx, formatter)
-    formatter.write_text("'bitnet COMMAND --help' lists its options; 'bitnet --help' says more.")
     click.echo(formatter.getvalue().rstrip().replace("\n\n", "\n"))  # a row less
 
 

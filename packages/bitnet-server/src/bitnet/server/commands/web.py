@@ -12,7 +12,7 @@ from bitnet.core.support.units import size
 
 @click.group(no_args_is_help=False)
 def web() -> None:
-    """The page with its models in the reader's browser, as a static folder."""
+    """Make a static site that runs models in its readers' browsers."""
 
 
 @web.command()
