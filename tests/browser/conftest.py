@@ -159,7 +159,7 @@ class Quiet(SimpleHTTPRequestHandler):
         pass
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")  # Playwright's event loop runs in this thread, and other files' tests have their own
 def browser(require_device: Callable[[str, str | None], None]) -> Iterator[Browser]:
     """Headless Chromium."""
     require_device("chromium", None if CHROMIUM else "Chromium is not installed")
@@ -169,7 +169,7 @@ def browser(require_device: Callable[[str, str | None], None]) -> Iterator[Brows
         launched.close()
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def chromium(site: str, browser: Browser) -> Callable[..., Any]:
     """``chromium(script)`` runs Python in a page, and returns its last value, read as JSON."""
 
