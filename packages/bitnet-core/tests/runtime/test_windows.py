@@ -237,7 +237,8 @@ sys.platform = "win32"
 import bitnet.core
 
 for module in pkgutil.walk_packages(bitnet.core.__path__, "bitnet.core."):
-    if not module.name.startswith(("bitnet.core.testing", "bitnet.core.__main__")):
+    elsewhere = "bitnet.core.testing", "bitnet.core.__main__", "bitnet.core.support.browser_files"  # of Pyodide
+    if not module.name.startswith(elsewhere):
         importlib.import_module(module.name)
 """
 
