@@ -125,7 +125,7 @@ def test_what_the_compiler_says_is_logged_not_warned(
 ) -> None:
     """pyopencl warns whenever a log is not empty, as that of NVIDIA's driver always is."""
     spec = KernelSpec("row_sums", "row_sums", (("WG", 64), ("COLS", 64), ("COLS", 128)))
-    with warnings.catch_warnings(), caplog.at_level("DEBUG"):
+    with warnings.catch_warnings(), caplog.at_level("DEBUG", "bitnet"):
         warnings.simplefilter("error")
         make(opened).prepare([spec])
         make(opened).prepare([spec])
