@@ -51,7 +51,7 @@ PLAIN_MUTANTS = (
     ),
     Mutant("codes of another piece", "held[r][i][2 * b + 1]", "held[r][i][2 * b]", f"{PLAIN}_that_quantises"),
 )
-"""Of the kernel that every device runs."""
+"""Defects of the kernel that every device runs."""
 
 
 @pytest.mark.nightly

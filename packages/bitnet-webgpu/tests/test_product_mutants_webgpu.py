@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from bitnet.core.testing.mutant import UNUSED, Mutant
+from bitnet.core.testing.mutant import Mutant
 from bitnet.webgpu.backend import BACKEND
 
 SUITE = Path(__file__).with_name("test_products_webgpu.py")
@@ -42,11 +40,7 @@ MUTANTS = (
 
 @pytest.mark.nightly
 @pytest.mark.parametrize("mutant", MUTANTS, ids=lambda mutant: mutant.defect.replace(" ", "-"))
-def test_a_defect_is_caught(mutant: Mutant, require_device: Callable[[str, str | None], None]) -> None:
+def test_a_defect_is_caught(mutant: Mutant, tmp_path: Path, require_device: Callable[[str, str | None], None]) -> None:
     found = BACKEND.probe()
     require_device("webgpu:0", None if found.devices else found.reason or "there is no WebGPU device")
-    command = [sys.executable, *mutant.command(SUITE)]
-    done = subprocess.run(command, cwd=SUITE.parents[3], capture_output=True, text=True, check=False)
-    assert done.returncode != UNUSED, f"no kernel has {mutant.old!r}"
-    crashed = done.returncode < 0
-    assert crashed or (done.returncode == 1 and "failed" in done.stdout), done.stdout + done.stderr
+    mutant.assert_caught(SUITE, environment={"BITNET_CACHE_DIR": str(tmp_path)})

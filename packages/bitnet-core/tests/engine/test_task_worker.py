@@ -147,7 +147,7 @@ def test_a_text_that_cannot_be_scored() -> None:
 
 @pytest.mark.parametrize("device", ["cpu", "cpu:numpy"])
 def test_vectors(threaded: Model, device: str) -> None:
-    """Of tasks that compute at the same time, in several steps, beside a generation."""
+    """Tasks compute at the same time, in several steps, beside a generation."""
     texts = ["a fox", "The ship sailed to the island. " * 40, "What is 17 + 25?", "a fox"]
 
     async def ask(model: Model) -> tuple[list[Any], Any]:

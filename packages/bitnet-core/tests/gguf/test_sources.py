@@ -12,14 +12,12 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import pytest
 
 from bitnet.core import InvalidInputError, ModelFileError, load_model, load_model_async
 from bitnet.core.gguf import GGUFFile
 from bitnet.core.model.default import default_model_path
 from bitnet.core.support import ranges, source
-from bitnet.core.support.copying import copy
 from bitnet.core.support.mapped import LFS_POINTER, SlicedFile
 from bitnet.core.support.ranges import HttpSource
 from bitnet.core.support.source import SlicedSource
@@ -45,29 +43,6 @@ class Short(SlicedSource):
     def read(self, offset: int, size: int) -> bytes:
         self.asked.append((offset, size))
         return self.data[offset : offset + int(self.rng.integers(1, size + 1))]
-
-
-class Memory:
-    """A store that has room for ``room`` bytes."""
-
-    def __init__(self, data: bytes = b"", room: int | None = None) -> None:
-        self.data, self.room = bytearray(data), room
-
-    @property
-    def length(self) -> int:
-        return len(self.data)
-
-    def read(self, offset: int, size: int) -> bytearray:
-        return self.data[offset : offset + size]
-
-    def write(self, offset: int, data: npt.NDArray[np.uint8]) -> None:
-        assert offset == len(self.data)
-        if self.room is not None and offset + len(data) > self.room:
-            raise ModelFileError("there is no more room.", path="memory")
-        self.data += data.tobytes()
-
-    def truncate(self, size: int) -> None:
-        del self.data[size:]
 
 
 class Server(http.server.ThreadingHTTPServer):
@@ -295,60 +270,6 @@ def test_a_file_that_changes_on_the_server(server: Server) -> None:
     server.tag = "two"
     with pytest.raises(ModelFileError, match="has changed on the server"):
         file.sha256()
-
-
-@pytest.mark.parametrize("have", [0, 1, 4_000_000, len(DATA)])
-def test_a_copy_goes_on(server: Server, have: int) -> None:
-    """Only what is missing is downloaded."""
-    store, seen = Memory(DATA[:have]), list[int]()
-    file = HttpSource(address(server))
-    copy(file, store, sha256=hashlib.sha256(DATA).hexdigest(), progress=lambda done, total: seen.append(done))
-    assert store.data == DATA
-    assert [seen[0], seen[-1]] == [have, len(DATA)]
-    assert all(int(str(wanted)[6:].partition("-")[0]) >= have for _, wanted in server.requests[1:])
-
-
-def test_a_copy_is_cut_and_repeated(server: Server) -> None:
-    store, digest = Memory(), hashlib.sha256(DATA).hexdigest()
-
-    def end(done: int, total: int) -> None:
-        if done > 0:
-            raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
-        copy(HttpSource(address(server)), store, sha256=digest, progress=end)
-    assert 0 < store.length < len(DATA)
-    server.cut = [0] * 9
-    with pytest.raises(ModelFileError, match="broke off"):
-        HttpSource(address(server))
-    server.cut = []
-    copy(HttpSource(address(server)), store, sha256=digest)
-    assert store.data == DATA
-
-
-def test_copies_that_are_wrong(rng: np.random.Generator) -> None:
-    digest = hashlib.sha256(DATA).hexdigest()
-    damaged = Memory(b"?" + DATA[1:1000])
-    with pytest.raises(ModelFileError, match=rf"should begin with {digest[:16]}.*was\s*removed"):
-        copy(Short(DATA, rng), damaged, sha256=digest)
-    assert damaged.length == 0
-    copy(Short(DATA, rng), damaged, sha256=digest.upper())
-    assert damaged.data == DATA
-    other = Memory(b"another file")  # without a hash nothing tells whether it is the same one
-    copy(Short(DATA, rng), other)
-    assert other.data == DATA
-    longer = Memory(DATA + b"more")
-    copy(Short(DATA, rng), longer, sha256=digest)
-    assert longer.data == DATA
-
-
-def test_a_store_that_is_full(rng: np.random.Generator) -> None:
-    """What fitted stays, for the next time."""
-    store = Memory(room=5_000_000)
-    with pytest.raises(ModelFileError, match="no more room"):
-        copy(Short(DATA, rng), store, sha256="0" * 64)
-    assert store.data == DATA[: store.length]
-    assert store.length > 0
 
 
 def test_an_empty_source() -> None:

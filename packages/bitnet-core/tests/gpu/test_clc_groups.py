@@ -59,7 +59,7 @@ def test_a_layer_has_as_many_launches_as_with_one_scale(rng: np.random.Generator
 
 @pytest.mark.parametrize("matrix", MATRICES)
 def test_what_a_work_group_holds_fits(rng: np.random.Generator, matrix: Matrix) -> None:
-    """Of a fused product: its terms, activations and reductions in local memory; and its items reach every row."""
+    """The terms, activations and reductions of a fused product fit local memory, and its work-items reach every row."""
     local = 32768
     products = VENDORS[matrix].products(Abilities(40, 1024, local, dot4="khr", matrix=matrix, wave=64))
     fused = 0

@@ -5,13 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 import js
-import numpy as np
-import numpy.typing as npt
 from pyodide.ffi import JsException, to_js
 
 from bitnet.core.errors import ModelFileError
 from bitnet.core.support.source import SlicedSource
-from bitnet.core.support.units import size as in_units
 
 
 class BlobSource(SlicedSource):
@@ -36,8 +33,8 @@ class BlobSource(SlicedSource):
         return bytes(js.Uint8Array.new(data).to_bytes())
 
 
-class OpfsStore:
-    """A file of the page's own, to be written (:class:`~bitnet.core.support.copying.Store`).
+class OpfsSource(SlicedSource):
+    """A file of the page's own (OPFS).
 
     Args:
         handle: A ``FileSystemSyncAccessHandle``.
@@ -45,50 +42,13 @@ class OpfsStore:
     """
 
     def __init__(self, handle: Any, name: str) -> None:
-        self._handle, self._name = handle, name
-
-    @property
-    def length(self) -> int:
-        return int(self._handle.getSize())
+        super().__init__(name, int(handle.getSize()))
+        self._handle = handle
 
     def read(self, offset: int, size: int) -> bytes:
         buffer = js.Uint8Array.new(size)
         count = self._handle.read(buffer, to_js({"at": offset}, dict_converter=js.Object.fromEntries))
         return bytes(buffer.subarray(0, count).to_bytes())
-
-    def write(self, offset: int, data: npt.NDArray[np.uint8]) -> None:
-        at = to_js({"at": offset}, dict_converter=js.Object.fromEntries)
-        try:
-            self._handle.write(to_js(data.data), at)
-            self._handle.flush()
-        except JsException as error:
-            if error.name != "QuotaExceededError":
-                raise
-        if self.length < offset + len(data):  # Chromium may count bytes as written for which it had no room
-            raise ModelFileError(
-                f"the browser grants no more room; {in_units(offset)} are there.",
-                path=self._name,
-                hint="Remove other models of this page, or free space on the disk.",
-            )
-
-    def truncate(self, size: int) -> None:
-        self._handle.truncate(size)
-
-
-class OpfsSource(SlicedSource):
-    """A file of the page's own, to be read.
-
-    Args:
-        handle: A ``FileSystemSyncAccessHandle``.
-        name: The file's name, for errors.
-    """
-
-    def __init__(self, handle: Any, name: str) -> None:
-        self._store = OpfsStore(handle, name)
-        super().__init__(name, self._store.length)
-
-    def read(self, offset: int, size: int) -> bytes:
-        return self._store.read(offset, size)
 
 
 def request(url: str, wanted: str) -> tuple[int, dict[str, str], bytes, str]:

@@ -16,7 +16,7 @@ from bitnet.core.errors import ModelFileError
 AHEAD = 1 << 20
 """Minimum bytes that are read at a time of a header, whose length is not known before."""
 PIECE = 1 << 22
-"""Bytes that are hashed, or copied, at a time."""
+"""Bytes that are hashed at a time."""
 
 
 class ByteSource(ABC):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from abc import abstractmethod
 from array import array
 from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -113,9 +114,9 @@ class Continuation(AsyncIterator[Chunk]):
             self.completion, self.receipt = part.completion, part.receipt
         return part.chunk
 
+    @abstractmethod
     async def _next(self) -> Part | BaseException:
         """The next part, or the error that ends the continuation."""
-        raise NotImplementedError
 
 
 class Computation:
