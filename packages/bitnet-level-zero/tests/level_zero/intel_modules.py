@@ -82,8 +82,9 @@ def specs(sub_group: int = 8, xmx: bool = False) -> list[tuple[str, KernelSpec, 
             if file == "ternary_groups":
                 quantises = choices["INPUT"] > 0
                 shapes |= {"WG": 256 if quantises else 64, "LANES": 16, "HELD": choices["GLU"] + 1 if quantises else 2}
-            defines = tuple({**choices, **shapes}.items())
             for dot in dots(file, choices):
+                fewer = file == "ternary_groups" and choices["GLU"] and not dot  # codes that a work-item may hold
+                defines = tuple({**choices, **shapes, **({"LANES": 32} if fewer else {})}.items())
                 label = " ".join([file, *(f"{name}={value}" for name, value in choices.items()), *["dot"] * dot])
                 made.append((label, KernelSpec(file, file, defines), dot))
     return made
