@@ -26,16 +26,17 @@ kernel __attribute__((reqd_work_group_size(WG, 1, 1))) void expert_matmul(
     int item = get_local_id(0), lane = item % LANES, slot = item / LANES, here = get_group_id(0) * ROWS, total = rows * parts;
     int begin = get_group_id(1), count = begin < STEP_TOKENS(step) * top, expert = 0;
     if (grouped) {
-        expert = tiles[3 * begin], count = tiles[3 * begin + 2];
+        count = tiles[3 * begin + 2];
+        expert = count ? tiles[3 * begin] : 0;
         begin = tiles[3 * begin + 1];
     } else if (count) {
         expert = ids[begin];
     }
-    if (count == 0) return;
+    int blocks = count ? BLOCKS : 0;  // not a return: PoCL 3.1 lets work-items into the loop behind the last barrier too soon then
     for (int i = item; i < ROWS * TOKENS * COUNT; i += WG) sums[i] = 0;
     barrier(CLK_LOCAL_MEM_FENCE);
     global const uint4 *row = codes + matrix_row(min(here + slot, total - 1), expert, experts, rows) * (ROW_BYTES / 16);
-    for (int block = lane; block < BLOCKS; block += LANES) {
+    for (int block = lane; block < blocks; block += LANES) {
         uint4 low = row[2 * block], high = row[2 * block + 1];
         for (int t = 0; t < count; t++) {
             size_t m = (grouped ? order[begin + t] : begin) / per;

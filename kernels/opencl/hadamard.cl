@@ -5,10 +5,10 @@
 kernel void hadamard(global const int *step, global const float *signs, global float *rows, int width) {
     local float tile[MAX_TILE];
     int row = get_group_id(1), lane = get_local_id(0), size = min(BLOCK, MAX_TILE);
-    if (row >= (ROWS ? STEP_ROWS(step) : STEP_TOKENS(step))) return;
+    int count = row < (ROWS ? STEP_ROWS(step) : STEP_TOKENS(step)) ? BLOCK : 0;  // not a return: see expert_matmul.cl
     global float *block = rows + (size_t)row * width + get_group_id(0) * BLOCK;
     signs += SIGNS ? get_group_id(0) * BLOCK : 0;
-    for (int from = 0; from < BLOCK; from += size) {
+    for (int from = 0; from < count; from += size) {
         for (int i = lane; i < size; i += WG) tile[i] = block[from + i] * (SIGNS == 1 ? signs[from + i] : 1.0f);
         for (int stride = 1; stride < size; stride *= 2) {
             barrier(CLK_LOCAL_MEM_FENCE);
@@ -23,7 +23,7 @@ kernel void hadamard(global const int *step, global const float *signs, global f
         for (int i = lane; i < size; i += WG) block[from + i] = tile[i];
         barrier(CLK_LOCAL_MEM_FENCE | CLK_GLOBAL_MEM_FENCE);
     }
-    for (int stride = size; stride < BLOCK; stride *= 2) {
+    for (int stride = size; stride < count; stride *= 2) {
         for (int i = lane; i < BLOCK / 2; i += WG) {
             int low = 2 * i - (i & stride - 1);
             float a = block[low], b = block[low + stride];
@@ -33,5 +33,5 @@ kernel void hadamard(global const int *step, global const float *signs, global f
         barrier(CLK_GLOBAL_MEM_FENCE);
     }
     float unit = 1.0f / sqrt((float)BLOCK);
-    for (int i = lane; i < BLOCK; i += WG) block[i] *= unit * (SIGNS == 2 ? signs[i] : 1.0f);
+    for (int i = lane; i < count; i += WG) block[i] *= unit * (SIGNS == 2 ? signs[i] : 1.0f);
 }

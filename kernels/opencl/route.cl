@@ -7,14 +7,14 @@ kernel void route_logits(global const int *step, global const float4 *x, global 
     local float2 scratch[WG];
     local float part[WG];
     int m = get_group_id(1), item = get_local_id(0), lane = item % LANES, e = get_group_id(0) * (WG / LANES) + item / LANES;
-    if (m >= STEP_TOKENS(step)) return;
+    int there = m < STEP_TOKENS(step), count = there ? dim / 4 : 0;  // not a return: see expert_matmul.cl
     global const float4 *row = x + (size_t)m * (dim / 4), *of = router + (size_t)min(e, experts - 1) * (dim / 4);
     float squares = 0.0f, sum = 0.0f;
-    for (int k = item; k < dim / 4; k += WG) squares += dot(row[k], row[k]);
-    for (int k = lane; k < dim / 4; k += LANES) sum += dot(row[k] * weight[k], of[k]);
+    for (int k = item; k < count; k += WG) squares += dot(row[k], row[k]);
+    for (int k = lane; k < count; k += LANES) sum += dot(row[k] * weight[k], of[k]);
     part[item] = sum;
     float inverse = 1.0f / sqrt(group_sum(squares, scratch) / dim + eps);  // its barriers publish `part`
-    if (lane == 0 && e < experts) {
+    if (there && lane == 0 && e < experts) {
         for (int i = 1; i < LANES; i++) sum += part[item + i];
         logits[(size_t)m * experts + e] = sum * inverse;
     }
@@ -31,11 +31,11 @@ kernel void route_top(global const int *step, global const float *logits, global
     local uint2 best[WG];
     local uint key[EXPERTS];
     int m = get_group_id(0), item = get_local_id(0);
-    if (m >= STEP_TOKENS(step)) return;
-    global const float *row = logits + (size_t)m * EXPERTS;
+    int there = m < STEP_TOKENS(step), rounds = there ? top : 0;  // not a return: see expert_matmul.cl
+    global const float *row = logits + (there ? (size_t)m * EXPERTS : 0);
     for (int e = item; e < EXPERTS; e += WG) key[e] = isnan(row[e]) ? NOT_A_NUMBER : float_key(row[e]);
     float first = 0.0f, total = 0.0f;
-    for (int j = 0; j < top; j++) {
+    for (int j = 0; j < rounds; j++) {
         uint2 mine = (uint2)(TAKEN, 0u);
         for (int e = item; e < EXPERTS; e += WG)
             mine = greater(mine, (uint2)(key[e], ~(uint)e));
@@ -56,6 +56,6 @@ kernel void route_top(global const int *step, global const float *logits, global
             shares[(size_t)m * top + j] = power;
         }
     }
-    if (item == 0)
+    if (there && item == 0)
         for (int j = 0; j < top; j++) shares[(size_t)m * top + j] /= total;
 }

@@ -52,7 +52,12 @@ kernel __attribute__((reqd_work_group_size(WG, 1, 1))) void ternary_groups(
     local float terms[ROWS * TOKENS * PITCH];
     int item = get_local_id(0), lane = item % LANES, slot = item / LANES * HELD, tokens = STEP_TOKENS(step);
     int token = get_group_id(1) * TOKENS;
+#if GPU
     if (token >= tokens) return;
+    int units = UNITS;
+#else
+    int units = token < tokens ? UNITS : 0;  // not a return: see expert_matmul.cl
+#endif
 #if INPUT
     local uint4 x[4 * CHUNKS];
     local float2 scratch[WG];
@@ -74,7 +79,7 @@ kernel __attribute__((reqd_work_group_size(WG, 1, 1))) void ternary_groups(
 #endif
         for (int i = 0; i < ITERS; i++) {
             int unit = lane + i * LANES;
-            if (unit >= UNITS) break;
+            if (unit >= units) break;
             int found[HELD][AT_ONCE][EACH];
             UNROLL
             for (int r = 0; r < HELD; r++)
