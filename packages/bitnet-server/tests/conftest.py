@@ -5,7 +5,11 @@ from __future__ import annotations
 import asyncio
 import gc
 import os
+import re
+import shlex
+import shutil
 import socket
+import sys
 import threading
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
@@ -35,6 +39,8 @@ from bitnet.server.models.state import State
 MAX_SEQS = 4
 LONG_CONTEXT = 65_536  # instructions and tools of Claude Code take some 37,000 of the demo model's tokens
 Script = Callable[[str], str]
+PAGES = Path(__file__).resolve().parents[3] / "docs" / "clients"
+PAGES_URL = "http://127.0.0.1:8080"  # of the server, on the pages
 
 
 class _Idle:
@@ -232,6 +238,37 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 def _runs_elsewhere(item: pytest.Item) -> bool:
     used = set(getattr(item, "fixturenames", ()))
     return "demo" in used and not used & {"running", "scripted"}
+
+
+@pytest.fixture(scope="session")
+def shown() -> Callable[..., str]:
+    """``shown(name, url)``: the block of ``docs/clients`` that is marked with the name; ``url`` is the server's."""
+    marked = re.compile(r"^<!-- run: (\S+) in \S+ -->\n+```\w+\n(.*?)^```$", flags=re.DOTALL | re.MULTILINE)
+    pages = "\n".join(file.read_text(encoding="utf-8") for file in sorted(PAGES.glob("*.md")))
+    found: dict[str, str] = dict(marked.findall(pages))
+
+    def block(name: str, url: str = "") -> str:
+        text = found[name]
+        assert not url or PAGES_URL in text
+        return text.replace(PAGES_URL, url)
+
+    return block
+
+
+@pytest.fixture(scope="session")
+def shell(require_device: Callable[[str, str | None], None]) -> Callable[..., list[str]]:
+    """``shell(text, *words)``: the command that runs a shell's lines, the last of them with these words at its end.
+
+    The shell finds ``bitnet`` where this Python is, and ``programs`` in the folder of that name.
+    """
+    bash = (os.name == "posix" and shutil.which("bash")) or ""
+    require_device("bash", None if bash else "a POSIX shell is needed")
+
+    def command(text: str, *words: str, programs: Path | str = "") -> list[str]:
+        path = os.pathsep.join(filter(None, (str(programs), str(Path(sys.executable).parent))))
+        return [bash, "-euc", f'PATH={shlex.quote(path)}:$PATH\n{text.rstrip()} "$@"', "bash", *words]
+
+    return command
 
 
 @pytest.fixture

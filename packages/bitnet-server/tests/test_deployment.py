@@ -345,13 +345,6 @@ def test_open_webui_finds_the_server(script_model: Model, running: Any) -> None:
         assert answer.text.rstrip().endswith("data: [DONE]")
 
 
-def test_langchain(script_model: Model, running: Any, scripted: Any) -> None:
-    scripted(script_model, lambda prompt: "37" if "17 + 25" not in prompt else "42")
-    with running(script_model, api_keys=("KEY",), names=("model",)) as server:
-        code = replaced(block("python", "docs/clients/langchain.md"), **{rf"http://127\.0\.0\.1:{PORT}": server.url})
-        assert run(sys.executable, "-c", code).stdout == "42\n37"
-
-
 # The shell
 
 

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -45,6 +48,14 @@ def test_invoke_and_stream(demo: Any) -> None:
     assert answer.usage_metadata is not None
     assert answer.usage_metadata["output_tokens"] == len(expected.tokens)
     assert "".join(str(chunk.content) for chunk in llm.stream("What is 17 + 25?")) == "17 + 25 = 42."
+
+
+def test_the_page(script_model: Model, running: Any, scripted: Any, shown: Callable[[str, str], str]) -> None:
+    scripted(script_model, lambda prompt: "42" if "17 + 25" in prompt else "8" if "20 - 8" in prompt else "")
+    with running(script_model, api_keys=("KEY",), names=("model",)) as server:
+        code = shown("langchain", server.url)
+        done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=300, check=False)
+    assert (done.returncode, done.stdout) == (0, "42\n8"), done.stderr
 
 
 def test_batch_of_scripted_answers(script_model: Model, running: Any, scripted: Any) -> None:

@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -55,6 +56,28 @@ def test_a_client_is_told_of_its_server(programs: dict[str, str]) -> None:
     assert (model, text, unset) == ("bitnet-demo", "17 + 25 = 42.", True)
     with pytest.raises(httpx.ConnectError):
         httpx.get(f"{url}/health", timeout=5)
+
+
+def test_the_commands_of_the_page(
+    tmp_path: Path, long_file: Path, shown: Callable[[str], str], shell: Callable[..., list[str]]
+) -> None:
+    """Each runs with a program that prints its words in the client's place."""
+    (tmp_path / "model.gguf").symlink_to(long_file)
+    lines = shown("launch").splitlines()
+    said = []
+    for name, line in zip(("claude", "codex", "opencode"), lines, strict=True):
+        (tmp_path / name).write_text(f"#!{sys.executable}\nimport json, sys\nprint(json.dumps(sys.argv))\n")
+        (tmp_path / name).chmod(0o755)
+        words = shell(line, programs=tmp_path)
+        done = subprocess.run(words, cwd=tmp_path, capture_output=True, encoding="utf-8", timeout=60, check=False)
+        assert done.returncode == 0, done.stderr
+        program, *rest = json.loads(done.stdout)
+        assert Path(program).name == name
+        said.append(rest)
+    claude, codex, opencode = said
+    assert claude == []
+    assert "model_context_window=65536" in codex
+    assert opencode == ["run", "Explain this folder"]
 
 
 def test_a_server_that_does_not_start_ends_the_command(programs: dict[str, str]) -> None:

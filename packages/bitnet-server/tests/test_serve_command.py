@@ -5,13 +5,14 @@ from __future__ import annotations
 import json
 import os
 import re
+import shlex
 import shutil
 import signal
 import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -38,10 +39,10 @@ class Served:
 
 
 @contextmanager
-def serve(*arguments: str) -> Iterator[Served]:
+def serve(*arguments: str, cwd: Path | None = None) -> Iterator[Served]:
     command = [*BITNET, "serve", "--device", "cpu", "--port", "0", *arguments]
     process = subprocess.Popen(
-        command, stdin=subprocess.DEVNULL, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True
+        command, cwd=cwd, stdin=subprocess.DEVNULL, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True
     )
     try:
         assert process.stderr is not None
@@ -73,6 +74,19 @@ def test_the_context_is_said_at_the_start() -> None:
     ):
         with serve(*arguments) as served:
             assert said in served.lines
+
+
+@pytest.mark.parametrize("model", ["model", "claude-opus-4-8"])
+def test_the_commands_of_the_clients_pages(shown: Callable[[str], str], tmp_path: Path, model: str) -> None:
+    shutil.copyfile(default_model_path(), tmp_path / "model.gguf")
+    text = shown("serve") if model == "model" else shown("claude-serve")
+    program, command, *arguments = shlex.split(text)
+    assert (program, command) == ("bitnet", "serve")
+    with serve(*arguments, cwd=tmp_path) as served, served.client() as client:
+        assert [found["id"] for found in client.get("/v1/models").json()["data"]] == ["model"]
+        said = {"model": model, "max_tokens": 20, "temperature": 0, "messages": [{"role": "user", "content": "2 + 3"}]}
+        answer = client.post("/v1/messages", json=said).raise_for_status().json()
+        assert (answer["model"], answer["content"][0]["text"]) == ("model", "2 + 3 = 5.")
 
 
 @posix

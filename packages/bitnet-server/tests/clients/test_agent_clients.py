@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Iterator
+from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -68,4 +69,33 @@ def test_flows(server: Any, python_client: Callable[[str, str], Any], client: st
 
 def test_instructor(server: Any, python_client: Callable[[str, str], Any]) -> None:
     out = python_client("instructor_flows.py", server.url)
-    assert out == {"TOOLS": [ADA] * 3, "JSON": [ADA] * 2, "JSON_SCHEMA": [ADA] * 2}
+    grown = {mode: out.pop(f"{mode} grows") for mode in ("TOOLS", "JSON", "JSON_SCHEMA")}
+    assert out == {"TOOLS": [ADA] * 2, "JSON": [ADA], "JSON_SCHEMA": [ADA]}
+    for mode, objects in grown.items():
+        assert objects[-1] == ADA, mode
+        assert len({json.dumps(found) for found in objects}) > 3, mode
+        for before, after in pairwise(objects):
+            assert (after["name"] or "").startswith(before["name"] or ""), mode
+            assert str(after["age"]).startswith(str(before["age"] or "")), mode  # a number grows, too
+            tags = before["tags"] or []
+            assert (after["tags"] or [])[: len(tags) - 1] == tags[:-1], mode
+
+
+def test_instructors_page(
+    script_model: Model,
+    running: Any,
+    scripted: Any,
+    uv: Callable[..., Any],
+    installed: Callable[..., None],
+    shown: Callable[[str, str], str],
+) -> None:
+    scripted(script_model, lambda prompt: answer(prompt.replace("\n", " ")))
+    library = ("run", "--no-project", "--with", "instructor==1.17.0")
+    with running(script_model, api_keys=("KEY",), names=("model",)) as server:
+        installed("uv", uv(" ".join(library), "python", "-c", ""))
+        done = uv(" ".join(library), "python", "-c", shown("instructor", server.url))
+    assert done.returncode == 0, done.stderr
+    whole, *grown = done.stdout.splitlines()
+    assert whole == "Person(name='Ada', age=36, tags=['x', 'y'])"
+    assert len(set(grown)) > 3
+    assert grown[-1].endswith("Person(name='Ada', age=36, tags=['x', 'y'])".removeprefix("Person"))

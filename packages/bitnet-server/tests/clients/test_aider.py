@@ -1,4 +1,4 @@
-"""aider: three rounds of edits until a test passes, and 20 turns, over a scripted model and the demo model."""
+"""aider: three rounds of edits until a test passes, and 20 turns, over a scripted model."""
 
 from __future__ import annotations
 
@@ -26,23 +26,30 @@ def edit(before: str, after: str) -> str:
 
 
 @pytest.fixture
-def aider(uv: Callable[..., Any], installed: Callable[..., None], tmp_path: Path) -> Callable[..., str]:
-    """``aider(url, *words, said=text)`` runs aider in ``tmp_path``; what it printed."""
-    own = {"HOME": str(tmp_path / "home"), "OPENAI_API_KEY": "none", "LITELLM_LOCAL_MODEL_COST_MAP": "True"}
+def aider(
+    uv: Callable[..., Any],
+    installed: Callable[..., None],
+    shown: Callable[[str, str], str],
+    shell: Callable[..., list[str]],
+    tmp_path: Path,
+) -> Callable[..., str]:
+    """``aider(url, *words, said=text)`` runs the page's lines in ``tmp_path``; what they printed."""
+    own = {"HOME": str(tmp_path / "home"), "LITELLM_LOCAL_MODEL_COST_MAP": "True"}
+    own["PYTHONDONTWRITEBYTECODE"] = "1"  # add.py changes within a second and keeps its size
     options = "--no-git --no-pretty --no-fancy-input --yes-always --no-check-update --no-show-release-notes"
     options += (
         " --no-browser --analytics-disable --no-show-model-warnings --no-detect-urls --map-tokens 0 --edit-format diff"
     )
 
     known = tmp_path / "models.json"  # aider would ask the network about a model that it does not know
-    known.write_text(json.dumps({"openai/m": {"max_input_tokens": 65_536, "litellm_provider": "openai"}}))
+    known.write_text(json.dumps({"openai/model": {"max_input_tokens": 65_536, "litellm_provider": "openai"}}))
     options += f" --model-metadata-file {known}"
 
     def run(url: str, *words: str, said: str = "") -> str:
-        own["OPENAI_API_BASE"] = f"{url}/v1"
-        tool = ("--from", "aider-chat==0.86.2", "aider")
-        installed("uv", uv("tool run", *tool[:2], "python", "-c", ""))
-        done = uv("tool run", *tool, "--model", "openai/m", *options.split(), *words, cwd=tmp_path, env=own, input=said)
+        tool = ("--from", "aider-chat==0.86.2")
+        installed("uv", uv("tool run", *tool, "python", "-c", ""))
+        lines = shell(shown("aider", url), *options.split(), *words)
+        done = uv("tool run", *tool, *lines, cwd=tmp_path, env=own, input=said)
         assert done.returncode == 0, f"{done.stdout}{done.stderr}"
         out: str = done.stdout
         return out
@@ -58,7 +65,7 @@ def test_three_rounds(
     edits = map(edit, SIGNS, SIGNS[1:])
     engine = scripted(long_model, lambda _: next(edits))
     check = shlex.join([sys.executable, "-c", CHECK])
-    with running(long_model, names=("m",)) as server:
+    with running(long_model, names=("model",)) as server:
         out = aider(server.url, "--auto-test", "--test-cmd", check, "--message", "Mend add.", "add.py")
     assert (tmp_path / "add.py").read_text(encoding="utf-8") == "def add(a, b):\n    return a + b\n", out
     assert len(engine.prompts) == 3, out
@@ -66,7 +73,7 @@ def test_three_rounds(
 
 def test_twenty_turns(aider: Callable[..., str], long_model: Model, running: Any, scripted: Any) -> None:
     scripted(long_model, lambda prompt: f"Turn {prompt.rpartition('turn number ')[2].split()[0]} is over.")
-    with running(long_model, names=("m",)) as server:
+    with running(long_model, names=("model",)) as server:
         said = "".join(f"This is turn number {i} , go on.\n" for i in range(20))
         out = aider(server.url, "--chat-mode", "ask", said=said)
     assert [int(n) for n in re.findall(r"Turn (\d+) is over\.", out)] == list(range(20)), out

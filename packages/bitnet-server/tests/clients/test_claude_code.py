@@ -34,11 +34,16 @@ def program(npm_install: Callable[..., Path]) -> str:
     return found
 
 
-def environment(server: Any, home: Path) -> dict[str, str]:
-    """What ``bitnet launch`` sets, and a home without anybody's settings."""
-    at = Endpoint(server.url, "none", server.service.names[0], server.model.context)
+def without_settings(home: Path) -> dict[str, str]:
+    """A home without anybody's settings, and no variable that would set anything."""
     others = {k: v for k, v in os.environ.items() if not k.startswith(("ANTHROPIC_", "CLAUDE"))}
-    return {**others, **CLIENTS["claude"].variables(at), "HOME": str(home), "USERPROFILE": str(home)}
+    return {**others, "HOME": str(home), "USERPROFILE": str(home)}
+
+
+def environment(server: Any, home: Path) -> dict[str, str]:
+    """What ``bitnet launch`` sets."""
+    at = Endpoint(server.url, "none", server.service.names[0], server.model.context)
+    return {**without_settings(home), **CLIENTS["claude"].variables(at)}
 
 
 def tokens(server: Any) -> dict[str, float]:
@@ -101,16 +106,26 @@ def test_three_rounds_of_tools(
     assert (counted["prompt"], counted["cached"]) == (computed, sum(u["cache_read_input_tokens"] for u in later))
 
 
-def test_twenty_turns_with_the_demo_model(program: str, long_file: Path, running: Any, tmp_path: Path) -> None:
+SHORT = ("--tools", "Read", "--system-prompt", "Be brief.")
+"""Whole, the prompt takes minutes on a CPU."""
+
+
+def test_twenty_turns_with_the_demo_model(
+    program: str,
+    long_file: Path,
+    running: Any,
+    shown: Callable[[str, str], str],
+    shell: Callable[..., list[str]],
+    tmp_path: Path,
+) -> None:
     words = ["-p", "--input-format", "stream-json", "--output-format", "stream-json", "--verbose"]
-    short = ["--tools", "Read", "--system-prompt", "Be brief."]  # whole, the prompt takes minutes on a CPU
     with (
         load_model(long_file, device="cpu", context=8192, max_seqs=2, threads=2) as model,
-        running(model, names=("m",)) as server,
+        running(model, names=("model",), model_aliases=(("claude-*", "model"),)) as server,
         subprocess.Popen(
-            [program, *words, *short],
+            shell(shown("claude", server.url), *words, *SHORT, programs=Path(program).parent),
             cwd=tmp_path,
-            env=environment(server, tmp_path / "home"),
+            env=without_settings(tmp_path / "home"),
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             encoding="utf-8",
@@ -128,3 +143,22 @@ def test_twenty_turns_with_the_demo_model(program: str, long_file: Path, running
         assert process.wait(60) == 0
     assert [answer["is_error"] for answer in answers] == [False] * 20
     assert sum(str(i + 25) in answer["result"] for i, answer in enumerate(answers)) > 10
+
+
+def test_the_command_of_the_page(
+    program: str, long_file: Path, shown: Callable[[str], str], shell: Callable[..., list[str]], tmp_path: Path
+) -> None:
+    (tmp_path / "model.gguf").symlink_to(long_file)
+    words = ("--device", "cpu", "-c", "8192", "--", "-p", "What is 17 + 25?", *SHORT)
+    done = subprocess.run(
+        shell(shown("claude-launch"), *words, programs=Path(program).parent),
+        cwd=tmp_path,
+        env=without_settings(tmp_path / "home"),
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        encoding="utf-8",
+        timeout=180,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.strip()  # what the demo model says is drawn at random

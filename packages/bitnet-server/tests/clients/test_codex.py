@@ -8,14 +8,14 @@ import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from bitnet.core import Model
-from bitnet.server.launch.clients import CLIENTS, Endpoint
+from bitnet.server.launch.clients import CLIENTS, KEY, Endpoint
 
 pytestmark = pytest.mark.nightly(unless_changed=("packages/bitnet-server",))  # npm installs 424 MB
 TASK = "BEGIN-OF-TASK: add up what is in the file."
@@ -28,20 +28,19 @@ def program(npm_install: Callable[..., Path]) -> str:
     return found
 
 
-def codex(program: str, server: Any, folder: Path, *words: str, said: str = "") -> list[Any]:
+def codex(words: Sequence[str], folder: Path, said: str = "", seconds: float = 180) -> list[Any]:
     """What ``codex exec`` tells of, in its order; it reads ``said``."""
-    at = Endpoint(server.url, "none", server.service.names[0], server.model.context)
-    client, home = CLIENTS["codex"], folder / "home"
+    home = folder / "home"
     (home / ".codex").mkdir(parents=True, exist_ok=True)
     others = {k: v for k, v in os.environ.items() if not k.startswith(("OPENAI_", "CODEX_"))}
     done = subprocess.run(
-        [program, *client.words(at), "exec", *words],
+        words,
         cwd=folder,
-        env={**others, **client.variables(at), "HOME": str(home), "CODEX_HOME": str(home / ".codex")},
+        env={**others, "HOME": str(home), "CODEX_HOME": str(home / ".codex"), KEY: "none"},
         input=said,
         capture_output=True,
         encoding="utf-8",
-        timeout=180,
+        timeout=seconds,
         check=False,
     )
     assert done.returncode == 0, f"{done.stdout}{done.stderr}"
@@ -75,7 +74,9 @@ def test_three_rounds_of_tools(
 
     engine = scripted(long_model, said)
     with running(long_model, names=("m",)) as server:
-        events = codex(program, server, tmp_path, *FLAGS, "-", said=long_text(70_000) + TASK)
+        at = Endpoint(server.url, "none", "m", long_model.context)
+        words = [program, *CLIENTS["codex"].words(at), "exec", *FLAGS, "-"]
+        events = codex(words, tmp_path, said=long_text(70_000) + TASK)
     commands = completed(events, "command_execution")
     assert [command["exit_code"] for command in commands] == [0, 0, 0]
     assert "the sum is 42" in commands[2]["aggregated_output"]
@@ -89,11 +90,23 @@ def test_three_rounds_of_tools(
 
 
 def test_a_session_of_twenty_turns(
-    program: str, long_model: Model, running: Any, scripted: Any, tmp_path: Path
+    program: str, long_model: Model, running: Any, scripted: Any, shown: Callable[[str, str], str], tmp_path: Path
 ) -> None:
+    """With the page's settings."""
     scripted(long_model, lambda prompt: f"Turn {prompt.count('and the next')}.")
-    with running(long_model, names=("m",)) as server:
-        codex(program, server, tmp_path, *FLAGS, "Begin.")
+    settings = tmp_path / "home" / ".codex" / "config.toml"
+    settings.parent.mkdir(parents=True)
+    with running(long_model, names=("model",)) as server:
+        settings.write_text(shown("codex", server.url), encoding="utf-8")
+        codex([program, "exec", *FLAGS, "Begin."], tmp_path)
         for i in range(1, 20):
-            events = codex(program, server, tmp_path, "resume", "--last", *FLAGS, "and the next")
+            events = codex([program, "exec", "resume", "--last", *FLAGS, "and the next"], tmp_path)
             assert [message["text"] for message in completed(events, "agent_message")] == [f"Turn {i}."]
+
+
+def test_the_command_of_the_page(
+    program: str, long_file: Path, shown: Callable[[str], str], shell: Callable[..., list[str]], tmp_path: Path
+) -> None:
+    (tmp_path / "model.gguf").symlink_to(long_file)
+    events = codex(shell(shown("codex-launch"), *FLAGS, programs=Path(program).parent), tmp_path, seconds=500)
+    assert completed(events, "agent_message"), events

@@ -20,6 +20,7 @@ import pytest
 from bitnet.core import Model
 
 pytestmark = pytest.mark.nightly(unless_changed=("packages/bitnet-server",))  # npm installs 350 MB
+Environment = Callable[[str], dict[str, str]]
 
 
 @pytest.fixture(scope="module")
@@ -36,21 +37,26 @@ def project(tmp_path: Path) -> Path:
     return folder
 
 
-def environment(server: Any, project: Path) -> dict[str, str]:
-    """Folders without anybody's settings, and a project that names the server."""
-    options = {"baseURL": f"{server.url}/v1", "apiKey": "none"}
-    provider = {"npm": "@ai-sdk/openai-compatible", "options": options, "models": {"m": {}}}
-    config = {"provider": {"bitnet": provider}, "model": "bitnet/m", "autoupdate": False, "share": "disabled"}
-    (project / "opencode.json").write_text(json.dumps(config), encoding="utf-8")
-    folders = {f"XDG_{name}_HOME": str(project.parent / name) for name in ("DATA", "CONFIG", "CACHE", "STATE")}
-    return {**os.environ, "HOME": str(project.parent / "home"), "PWD": str(project), **folders}
+@pytest.fixture
+def environment(project: Path, shown: Callable[[str, str], str]) -> Environment:
+    """``environment(url)``: folders without anybody's settings; the project has the page's, for the server there."""
+
+    def made(url: str) -> dict[str, str]:
+        config = {**json.loads(shown("opencode", url)), "autoupdate": False, "share": "disabled"}
+        (project / "opencode.json").write_text(json.dumps(config), encoding="utf-8")
+        folders = {f"XDG_{name}_HOME": str(project.parent / name) for name in ("DATA", "CONFIG", "CACHE", "STATE")}
+        return {**os.environ, "HOME": str(project.parent / "home"), "PWD": str(project), **folders}
+
+    return made
 
 
 def call(name: str, **arguments: str) -> str:
     return json.dumps({"name": name, "arguments": arguments})
 
 
-def test_flows(program: str, long_model: Model, running: Any, scripted: Any, project: Path) -> None:
+def test_flows(
+    program: str, long_model: Model, running: Any, scripted: Any, project: Path, environment: Environment
+) -> None:
     (project / "weather.txt").write_text("27 degrees in Zürich\n", encoding="utf-8")
 
     def said(prompt: str) -> str:
@@ -63,8 +69,8 @@ def test_flows(program: str, long_model: Model, running: Any, scripted: Any, pro
         return call("read", filePath=str(project / "weather.txt"))
 
     engine = scripted(long_model, said)
-    with running(long_model, names=("m",)) as server:
-        own = environment(server, project)
+    with running(long_model, names=("model",)) as server:
+        own = environment(server.url)
 
         def run(*words: str) -> list[Any]:
             """What opencode tells of, in its order."""
@@ -92,7 +98,7 @@ def test_flows(program: str, long_model: Model, running: Any, scripted: Any, pro
 
 
 def test_three_rounds_and_twenty_turns(
-    program: str, long_model: Model, running: Any, scripted: Any, project: Path
+    program: str, long_model: Model, running: Any, scripted: Any, project: Path, environment: Environment
 ) -> None:
     (project / "numbers.txt").write_text("17 and 25\n", encoding="utf-8")
     task = "BEGIN-OF-TASK: add up what is in the file."
@@ -114,11 +120,11 @@ def test_three_rounds_and_twenty_turns(
 
     scripted(long_model, said)
     with (
-        running(long_model, names=("m",)) as server,
+        running(long_model, names=("model",)) as server,
         subprocess.Popen(
             [program, "serve", "--pure", "--port", "0"],
             cwd=project,
-            env=environment(server, project),
+            env=environment(server.url),
             stdout=subprocess.PIPE,
             encoding="utf-8",
             start_new_session=True,  # the command starts the server as a child

@@ -4,7 +4,7 @@
 # [tool.uv]
 # exclude-newer = "2026-11-27T00:00:00Z"
 # ///
-"""instructor: objects by each of its modes, and an object that grows."""
+"""instructor: objects by each of its modes, and objects that grow."""
 
 from typing import Any
 
@@ -22,6 +22,7 @@ ask: Any = {
 found: dict[str, list[Any]] = {}
 for mode in (instructor.Mode.TOOLS, instructor.Mode.JSON, instructor.Mode.JSON_SCHEMA):
     completions: Any = instructor.from_openai(client, mode=mode).chat.completions
-    found[mode.name] = [completions.create(**ask), *list(completions.create_partial(**ask))[-1:]]
+    found[mode.name] = [completions.create(**ask)]
+    found[f"{mode.name} grows"] = list(completions.create_partial(**ask))
     found[mode.name] += completions.create_iterable(**ask) if mode is instructor.Mode.TOOLS else []
 say(**found)
