@@ -111,6 +111,8 @@ def _metadata(model: GoldenModel, rope: dict[str, Any]) -> dict[str, Any]:
             "residual_scale": depth / math.sqrt(model.layers),
             "logit_scale": model.hidden / base,
         }
+    if model.family == "gemma3":  # whose files do not name it
+        del values["hidden_activation"]
     architecture = ARCHITECTURES.get(model.family, model.family)
     keys = {f"{architecture}.{key}": value for key, value in values.items()}
     return {"general.architecture": architecture, "general.name": model.name, **keys, **_hadamard(model)}

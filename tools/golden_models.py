@@ -57,13 +57,15 @@ class GoldenModel:
             has none (Falcon3 and Llama 3 at 1.58 bits); ``qwen3`` has norms of q's and k's heads instead, ``qwen2``
             biases of q, k and v, ``olmo`` LayerNorms without weights; ``minicpm`` has ``scales`` (BitCPM4).
             ``qwen35`` has ``recurrent`` layers, gates of the attention's result, and heads of which the first
-            ``rotated`` elements turn; a ``block`` means that inputs of products are transformed (Bonsai 2).
+            ``rotated`` elements turn; a ``block`` means that inputs of products are transformed (Bonsai 2). ``gemma3``
+            has norms of sub-layers' results, and scaled embeddings (BitNet-embedding 270M).
         group: Columns of a weight that share a scale (64 or 128 in Ternary-Bonsai, 256 in BitCPM4); None: all of it.
         width: Width of the residual stream; None: that of all heads together.
         linear: Which of transformers' quantised layers computes it: ``bitlinear`` multiplies int8 codes by unpacked
             ternary ones, ``autobitlinear`` multiplies their float forms.
         rope: ``rope_parameters`` besides the base, as in a ``config.json``.
         scales: ``scale_emb``, ``scale_depth`` and ``dim_model_base`` of MiniCPM.
+        input_norms: Whether each product has a norm of its own before it (BitNet-embedding).
     """
 
     name: str
@@ -73,8 +75,8 @@ class GoldenModel:
     ffn: int
     layers: int
     vocab: int = 400
-    family: Literal["bitnet", "llama", "qwen3", "qwen2", "olmo", "minicpm", "qwen35"] = "bitnet"
-    activation: Literal["relu2", "silu"] = "relu2"
+    family: Literal["bitnet", "llama", "qwen3", "qwen2", "olmo", "minicpm", "qwen35", "gemma3"] = "bitnet"
+    activation: Literal["relu2", "silu", "gelu_pytorch_tanh"] = "relu2"
     linear: Literal["bitlinear", "autobitlinear"] = "bitlinear"
     tied: bool = True
     rope_theta: float = 500_000.0
@@ -88,6 +90,7 @@ class GoldenModel:
     recurrent: Recurrent | None = None
     rotated: int | None = None
     block: int | None = None
+    input_norms: bool = False
 
     @property
     def hidden(self) -> int:
@@ -129,8 +132,12 @@ class GoldenModel:
         norms = {"attn_norm": hidden, "ffn_norm": hidden} if self.family != "olmo" else {}
         if self.family == "bitnet":
             norms |= {"attn_sub_norm": hidden, "ffn_sub_norm": self.ffn}
-        if self.family == "qwen3":
+        if self.family in ("qwen3", "gemma3"):
             norms |= {"attn_q_norm": self.head_dim, "attn_k_norm": self.head_dim}
+        if self.family == "gemma3":
+            norms |= {"post_attention_norm": hidden, "post_ffw_norm": hidden}
+        if self.input_norms:
+            norms |= {f"{name}_norm_in": columns for name, (_, columns) in shapes.items()}
         for layer in range(self.layers):
             if self.family == "qwen35":
                 norms, shapes = self._hybrid(layer)
@@ -206,6 +213,23 @@ def _olmo(name: str, **shape: Any) -> GoldenModel:
 def _minicpm(name: str, **shape: Any) -> GoldenModel:
     return GoldenModel(
         name, family="minicpm", activation="silu", rope_theta=1e4, scales=(12.0, 1.4, 64.0), vocab=160, **shape
+    )
+
+
+def _embedding(name: str, **shape: Any) -> GoldenModel:
+    return _bonsai(name, input_norms=True, vocab=160, **shape)
+
+
+def _gemma(name: str, **shape: Any) -> GoldenModel:
+    return GoldenModel(
+        name,
+        family="gemma3",
+        activation="gelu_pytorch_tanh",
+        rope_theta=1e6,
+        eps=1e-6,
+        vocab=160,
+        input_norms=True,
+        **shape,
     )
 
 
@@ -311,6 +335,10 @@ MODELS = (
         head_dim=128,
         rotated=64,
     ),
+    _embedding("embedding-qwen3", heads=6, kv_heads=2, head_dim=48, ffn=416, layers=2, width=164),
+    _embedding("one-layer-embedding-qwen3", heads=4, kv_heads=1, head_dim=64, ffn=640, layers=1, width=192),
+    _gemma("embedding-gemma3", heads=4, kv_heads=1, head_dim=64, ffn=420, layers=2, width=160),
+    _gemma("one-layer-embedding-gemma3", heads=3, kv_heads=3, head_dim=96, ffn=512, layers=1, width=132),
     _minicpm("one-layer-minicpm", heads=8, kv_heads=1, head_dim=64, ffn=768, layers=1, group=256),
 )
 

@@ -30,6 +30,7 @@ import torch
 import transformers
 from transformers.integrations.bitnet import BitLinear, pack_weights, replace_with_bitnet_linear
 from transformers.models.bitnet.modeling_bitnet import BitNetRMSNorm
+from transformers.models.gemma3.modeling_gemma3 import Gemma3RMSNorm
 from transformers.models.granite.modeling_granite import GraniteRMSNorm
 from transformers.models.llama.modeling_llama import LlamaRMSNorm
 from transformers.models.olmo.modeling_olmo import OlmoLayerNorm
@@ -72,12 +73,17 @@ _MODULES = {
 }
 
 
-def module_name(weight: str) -> str:
-    """``model.layers.3.mlp.up_proj`` of ``blk.3.ffn_up``."""
+_GEMMA = {"ffn_norm": "pre_feedforward_layernorm", "post_ffw_norm": "post_feedforward_layernorm"}
+"""Where Gemma's modules have other names."""
+
+
+def module_name(weight: str, family: str = "") -> str:
+    """``model.layers.3.mlp.up_proj`` of ``blk.3.ffn_up``; that of a product's input norm is the product's."""
+    names = _MODULES | (_GEMMA if family == "gemma3" else {})
     if weight.startswith("blk."):
         _, layer, name = weight.split(".")
-        return f"model.layers.{layer}.{_MODULES[name]}"
-    return _MODULES[weight]
+        return f"model.layers.{layer}.{names[name.removesuffix('_norm_in')]}"
+    return names[weight]
 
 
 def quantization(model: GoldenModel, mode: str = "offline") -> transformers.BitNetQuantConfig:
@@ -95,10 +101,12 @@ def config(model: GoldenModel) -> transformers.PretrainedConfig:
         "qwen3": transformers.Qwen3Config,
         "minicpm": transformers.GraniteConfig,
         "qwen35": transformers.Qwen3_5TextConfig,
+        "gemma3": transformers.Gemma3TextConfig,
     }
     return families[model.family](
         **_scales(model),
         **_hybrid(model),
+        **_gemma(model),
         head_dim=model.head_dim,
         vocab_size=model.vocab,
         hidden_size=model.hidden,
@@ -106,10 +114,10 @@ def config(model: GoldenModel) -> transformers.PretrainedConfig:
         num_hidden_layers=model.layers,
         num_attention_heads=model.heads,
         num_key_value_heads=model.kv_heads,
-        hidden_act=model.activation,
+        **{"hidden_activation" if model.family == "gemma3" else "hidden_act": model.activation},
         max_position_embeddings=model.context,
         rms_norm_eps=model.eps,
-        rope_parameters={"rope_type": "default", "rope_theta": model.rope_theta} | _rope(model) | _partial(model),
+        rope_parameters=_rope_parameters(model),
         tie_word_embeddings=model.tied,
         bos_token_id=None,
         eos_token_id=None,
@@ -129,6 +137,18 @@ def _scales(model: GoldenModel) -> dict[str, float]:
         "residual_multiplier": depth / model.layers**0.5,
         "logits_scaling": model.hidden / base,
     }
+
+
+def _gemma(model: GoldenModel) -> dict[str, Any]:
+    """All layers attend to everything, as Microsoft's code has it."""
+    if model.family != "gemma3":
+        return {}
+    return {"layer_types": ["full_attention"] * model.layers, "query_pre_attn_scalar": model.head_dim}
+
+
+def _rope_parameters(model: GoldenModel) -> dict[str, Any]:
+    found = {"rope_type": "default", "rope_theta": model.rope_theta} | _rope(model) | _partial(model)
+    return {"full_attention": found, "sliding_attention": found} if model.family == "gemma3" else found
 
 
 def _hybrid(model: GoldenModel) -> dict[str, Any]:
@@ -168,6 +188,7 @@ def hugging_face(model: GoldenModel, weights: Mapping[str, Array] | None = None)
         "qwen3": transformers.Qwen3ForCausalLM,
         "minicpm": transformers.GraniteForCausalLM,
         "qwen35": transformers.Qwen3_5ForCausalLM,
+        "gemma3": transformers.Gemma3ForCausalLM,
     }
     hf = families[model.family](config(model)).to(torch.float32).eval()
     if model.group is None:
@@ -186,8 +207,10 @@ def hugging_face(model: GoldenModel, weights: Mapping[str, Array] | None = None)
                 block, "dt_bias" if name.endswith("dt") else "A_log", torch.nn.Parameter(value, requires_grad=False)
             )
             continue
-        module, unit = hf.get_submodule(module_name(name)), weights.get(f"{name}.unit")
-        if isinstance(module, Qwen3_5RMSNorm):  # whose weight is what is added to 1
+        module, unit = hf.get_submodule(module_name(name, model.family)), weights.get(f"{name}.unit")
+        if name.endswith("_norm_in"):
+            _norm_input(module, torch.from_numpy(array), model.eps)
+        elif isinstance(module, Qwen3_5RMSNorm | Gemma3RMSNorm):  # whose weight is what is added to 1
             module.weight = torch.nn.Parameter(torch.from_numpy(array) - 1, requires_grad=False)
         elif isinstance(module, torch.nn.Conv1d):
             module.weight = torch.nn.Parameter(torch.from_numpy(array)[:, None], requires_grad=False)
@@ -219,6 +242,13 @@ def hadamard(model: GoldenModel, width: int) -> torch.Tensor:
         matrix = np.block([[matrix, matrix], [matrix, -matrix]])
     blocks = np.kron(np.eye(width // model.block), matrix / np.sqrt(model.block))
     return torch.from_numpy(model.signs(width)[:, None] * blocks).float()
+
+
+def _norm_input(module: torch.nn.Module, weight: torch.Tensor, eps: float) -> None:
+    """Give a product a norm of its own input."""
+    module.norm = Qwen3RMSNorm(len(weight), eps)
+    module.norm.weight = torch.nn.Parameter(weight, requires_grad=False)
+    module.register_forward_pre_hook(lambda own, args: (own.norm(args[0]),))
 
 
 def _set_bias(module: torch.nn.Module, bias: torch.Tensor) -> None:
@@ -259,7 +289,7 @@ class Watched:
                 module.dtype = torch.float64
             elif isinstance(module, BitNetRMSNorm | GraniteRMSNorm | LlamaRMSNorm | Qwen2RMSNorm | Qwen3RMSNorm):
                 module.forward = types.MethodType(_norm_of_its_type, module)
-            elif isinstance(module, Qwen3_5RMSNorm):
+            elif isinstance(module, Qwen3_5RMSNorm | Gemma3RMSNorm):
                 module.forward = types.MethodType(_centred_norm_of_its_type, module)
             elif isinstance(module, Qwen3_5RMSNormGated):
                 module.forward = types.MethodType(_gated_norm_of_its_type, module)
@@ -271,13 +301,20 @@ class Watched:
                 module = watched.get_submodule(module_name(f"blk.{layer}.{part}"))
                 module.register_forward_pre_hook(self._watch(watched, layer, part))
         self.run(np.arange(model.vocab)[:, None], 0)
-        self.calm: Array = np.flatnonzero(self._clear(0, self._parts(0)[0]))
+        self.calm: Array = np.flatnonzero(np.all([self._clear(0, part) for part in self._cached(0)], axis=0))
         """Tokens whose codes in the first layer are clear: what they put into its cache depends on nothing else."""
 
+    def _cached(self, layer: int) -> tuple[str, ...]:
+        """Products of a layer before its state or cache whose inputs are quantised each for itself."""
+        if self.model.input_norms:
+            return "attn_q", "attn_k", "attn_v"
+        return ("attn_qkv",) if self.model.recurrent is not None and self.model.recurrent.at(layer) else ("attn_q",)
+
     def _parts(self, layer: int) -> tuple[str, ...]:
-        """Products of a layer whose inputs are quantised each for itself; the first is before its state or cache."""
-        recurrent = self.model.recurrent is not None and self.model.recurrent.at(layer)
-        return *(("attn_qkv", "ssm_out") if recurrent else ("attn_q", "attn_output")), "ffn_gate", "ffn_down"
+        """All such products of a layer."""
+        cached = self._cached(layer)
+        up = ("ffn_up",) if self.model.input_norms else ()
+        return *cached, "ssm_out" if "attn_qkv" in cached else "attn_output", "ffn_gate", *up, "ffn_down"
 
     def _watch(self, watched: Any, layer: int, part: str) -> Callable[[Any, tuple[torch.Tensor]], None]:
         def hook(_: Any, args: tuple[torch.Tensor]) -> None:
@@ -317,7 +354,7 @@ class Watched:
         self._exact(text)
         determined: Array = np.ones(text.shape, bool)
         for _, layer, part in self._seen:
-            first = part == self._parts(layer)[0]
+            first = part in self._cached(layer)
             own, through_cache = self._clear(layer, part), first or layer < self.model.layers - 1
             determined &= np.logical_and.accumulate(own, axis=1) if through_cache else own
         return np.concatenate(rows, axis=1), tokens, determined

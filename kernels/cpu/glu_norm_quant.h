@@ -6,22 +6,26 @@ static need_t glu_norm_quant_need(const run_t *run, const op_t *op) {
     return quant_need(op->glu_norm_quant.out.columns / op->glu_norm_quant.parts);
 }
 
-INLINE vd glu(vf gate, vf up, int silu) {
-    if (silu) return v_wide(gate / (1.0f + v_exp(-gate)) * up);
+INLINE vd glu(vf gate, vf up, int activation) {
+    if (activation == ACTIVATION_SILU) return v_wide(gate / (1.0f + v_exp(-gate)) * up);
+    if (activation == ACTIVATION_GELU) { /* (1 + tanh z) / 2 is the sigmoid of 2z; far from 0, v_exp multiplies errors of z */
+        const vd g = v_wide(gate), slope = g * (1.5957691216057308 + 0.07135481627260025 * g * g);
+        return g / v_wide(1.0f + v_exp(__builtin_convertvector(-slope, vf))) * v_wide(up);
+    }
     const vd positive = v_wide(v_max(gate, v_set(0.0f)));
     return positive * positive * v_wide(up);
 }
 
-/* One row; `silu` is a constant, `weight` the operation's or a constant NULL, `y` scratch. Returns the scale. */
+/* One row; `activation` is a constant, `weight` the operation's or a constant NULL, `y` scratch. Returns the scale. */
 INLINE float glu_row(
-    const glu_norm_quant_op_t *o, const float *gate, const float *weight, const int silu, double *y, int8_t *out) {
+    const glu_norm_quant_op_t *o, const float *gate, const float *weight, const int activation, double *y, int8_t *out) {
     const int64_t f = o->out.columns / o->parts;
     const vf most = v_set(o->clamp > 0.0f ? o->clamp : INFINITY);
     seen_t seen = {0};
     for (int64_t i = 0; i < f; i += VL) {
         const int n = f - i < VL ? (int)(f - i) : VL;
         const vf g = v_load_part(gate + i, n), u = v_load_part(gate + f + i, n); /* NaN is not above a limit */
-        const vd a = glu(g > most ? most : g, u > most ? most : u < -most ? -most : u, silu);
+        const vd a = glu(g > most ? most : g, u > most ? most : u < -most ? -most : u, activation);
         see(&seen, a, weight ? weight + i : NULL, y + i, n);
     }
     if (o->transform.block) {
@@ -34,6 +38,10 @@ INLINE float glu_row(
     return quantise_row(seen, y, weight != NULL, o->eps, out, f);
 }
 
+INLINE float glu_any(const glu_norm_quant_op_t *o, const float *gate, const int activation, double *y, int8_t *out) {
+    return o->weight ? glu_row(o, gate, o->weight, activation, y, out) : glu_row(o, gate, NULL, activation, y, out);
+}
+
 static void glu_norm_quant(run_t *run, const op_t *op, int thread) {
     const glu_norm_quant_op_t *o = &op->glu_norm_quant;
     double *y = (double *)(run->scratch + (size_t)thread * run->scratch_bytes);
@@ -43,9 +51,10 @@ static void glu_norm_quant(run_t *run, const op_t *op, int thread) {
         const float *gate = (const float *)o->gate_up.data + m * o->gate_up.stride + part * 2 * f;
         int8_t *out = (int8_t *)o->out.data + m * o->out.stride + part * f;
         float *scale = (float *)o->scale.data + m * o->scale.stride + part;
-        if (o->weight)
-            *scale = o->silu ? glu_row(o, gate, o->weight, 1, y, out) : glu_row(o, gate, o->weight, 0, y, out);
-        else
-            *scale = o->silu ? glu_row(o, gate, NULL, 1, y, out) : glu_row(o, gate, NULL, 0, y, out);
+        switch (o->activation) {
+            case ACTIVATION_RELU2: *scale = glu_any(o, gate, ACTIVATION_RELU2, y, out); break;
+            case ACTIVATION_SILU: *scale = glu_any(o, gate, ACTIVATION_SILU, y, out); break;
+            default: *scale = glu_any(o, gate, ACTIVATION_GELU, y, out);
+        }
     }
 }

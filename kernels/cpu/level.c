@@ -43,6 +43,7 @@
 #include "head_sample.h"
 #include "norm_quant.h"
 #include "norm_rows.h"
+#include "norm_tokens.h"
 #include "probe.h"
 #include "quantize.h"
 #include "rope_append.h"
@@ -89,5 +90,6 @@ const level_t JOIN(level_, LEVEL) = {
             [OP_GATED_QUANT] = OPERATION(gated_quant, gated_quant_need),
             [OP_ROUTE] = OPERATION(route, route_need),
             [OP_EXPERT_MATMUL] = OPERATION(expert_matmul, expert_matmul_need),
+            [OP_NORM_TOKENS] = OPERATION(norm_tokens, NULL),
         },
 };

@@ -36,6 +36,7 @@ enum op_kind {
     OP_GATED_QUANT,
     OP_ROUTE,
     OP_EXPERT_MATMUL,
+    OP_NORM_TOKENS,
     OP_KINDS
 };
 
@@ -130,11 +131,13 @@ typedef struct {
     int32_t table;                              /* words from the first block table to this layer's */
 } attention_op_t;
 
+enum activation { ACTIVATION_RELU2, ACTIVATION_SILU, ACTIVATION_GELU };
+
 typedef struct {
     matrix_t gate_up;
     const float *weight; /* or NULL */
     float eps;
-    int32_t silu; /* else squared ReLU */
+    int32_t activation;
     matrix_t out;
     matrix_t scale; /* of each part */
     transform_t transform;
@@ -159,6 +162,13 @@ typedef struct {
 typedef struct {
     matrix_t x, out;
 } center_rows_op_t;
+
+typedef struct {
+    matrix_t x, out;
+    const float *weight;
+    float eps;
+    int32_t add;
+} norm_tokens_op_t;
 
 typedef struct {
     matrix_t x, out;
@@ -254,6 +264,7 @@ typedef struct op {
         table_matmul_op_t table_matmul;
         add_bias_op_t add_bias;
         center_rows_op_t center_rows;
+        norm_tokens_op_t norm_tokens;
         causal_conv_op_t causal_conv;
         delta_gates_op_t delta_gates;
         delta_rule_op_t delta_rule;

@@ -5,9 +5,10 @@ Long, because it is one list: each defect is a function of a few lines and an en
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -331,6 +332,25 @@ def centers_all_rows_together(x: Array) -> Array:
     return (x - x.mean(dtype=np.float64)).astype(np.float32)
 
 
+def adds_no_norm(self: Any, operation: Any, step: Any) -> None:
+    if isinstance(operation, hal.NormTokens):
+        operation = replace(operation, add=False)
+    run_op(self, operation, step)
+
+
+def fills_the_next_columns(self: Any, operation: Any, step: Any) -> None:
+    if isinstance(operation, hal.TernaryMatmul) and operation.column:
+        operation = replace(operation, column=operation.column - 4)
+    run_op(self, operation, step)
+
+
+def gelu_with_erf(gate_up: Array, activation: Any, clamp: float | None = None) -> Array:
+    if activation != "gelu_tanh":
+        return glu(gate_up, activation, clamp)
+    gate, up = np.split(gate_up.astype(np.float64), 2, axis=-1)
+    return gate * np.vectorize(math.erfc)(-gate / np.sqrt(2)) / 2 * up
+
+
 def takes_the_first_rows(self: Any, operation: Any, step: Any) -> None:
     if isinstance(operation, hal.NormRows):
         step.field("rows", step.rows)[:] = np.arange(step.rows)
@@ -612,6 +632,11 @@ MUTANTS = [
     Mutant("one mean for all rows", ("test_center",), op("center", centers_all_rows_together)),
     Mutant("no mean subtracted", ("test_layer_free",), op("center", lambda x: x)),
     Mutant("mean of half a row", ("test_center",), op("center", lambda x: x - x[:, ::2].mean(axis=1, keepdims=True))),
+    Mutant("norm not added", ("test_norm_tokens",), method(Executable, "_run_op", adds_no_norm)),
+    Mutant("norm of tokens without eps", ("tokens_uses_eps",), op("rms_norm", lambda x, w, e: rms_norm(x, w, 0.0))),
+    Mutant("products beside their columns", ("some_columns",), method(Executable, "_run_op", fills_the_next_columns)),
+    Mutant("GELU as its integral", ("test_gelu",), op("glu", gelu_with_erf)),
+    Mutant("GELU as SiLU", ("test_gelu",), op("glu", lambda gu, act, clamp=None: glu(gu, "silu", clamp))),
     Mutant("rows in another order", ("norm_rows",), method(Executable, "_run_op", takes_the_first_rows)),
     Mutant("rotates backwards", ("test_heads",), op("rotate", turns_backwards)),
     Mutant("always NeoX", ("test_heads",), op("rotate", always_neox)),

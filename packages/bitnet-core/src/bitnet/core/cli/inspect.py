@@ -218,6 +218,8 @@ def _lines(
         traits: list[str] = [config.activation]
         traits += ["sub-norms"] if config.sub_norms else []
         traits += ["norms of heads"] if config.head_norms else []
+        traits += ["norms before each product"] if config.input_norms else []
+        traits += ["norms after each sub-layer"] if config.family.sandwiched else []
         traits += ["LayerNorms without weights"] if config.layer_norms else []
         traits += ["biases of q, k and v"] if config.qkv_biases else []
         traits += ["tied embeddings"] if config.tied_embeddings else []

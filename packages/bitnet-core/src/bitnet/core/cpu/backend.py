@@ -14,6 +14,7 @@ from bitnet.core.cpu.threads import default_threads
 from bitnet.core.errors import DeviceError
 from bitnet.core.hal import (
     BLOCK_TABLES,
+    EMBEDDERS,
     EXPERTS,
     HAL_API,
     KERNEL_FEATURES,
@@ -86,7 +87,7 @@ class CpuBackend:
             vendor=_vendor(system.cpu_model()),
             type=DeviceType.CPU,
             memory=system.memory_total(),
-            features=(*_FEATURES[level], *KERNEL_FEATURES, BLOCK_TABLES, STATES, EXPERTS, WINDOWS),
+            features=(*_FEATURES[level], *KERNEL_FEATURES, BLOCK_TABLES, STATES, EXPERTS, WINDOWS, EMBEDDERS),
             details={"level": level, "cores": str(default_threads()), "architecture": platform.machine()},
         )
 

@@ -29,6 +29,7 @@ from bitnet.core.hal import (
     GluNormQuant,
     NormQuant,
     NormRows,
+    NormTokens,
     Program,
     Route,
     StepLayout,
@@ -54,6 +55,10 @@ PACKED_AT_A_TIME = 1 << 24
 
 def padded(n: int) -> int:
     return -(-n // LANES) * LANES
+
+
+_WEIGHTED = NormQuant, GluNormQuant, NormRows, NormTokens, DenseMatmul
+"""Operations with a weight, or none, called ``weight``."""
 
 
 class NativeDevice(NamedTuple):
@@ -134,7 +139,7 @@ class LoweredProgram:
                 size += sum(map(self._dense_bytes, (op.weight, op.alpha, op.beta)))
             elif isinstance(op, CausalConv):
                 size += self._dense_bytes(op.weight)
-            elif isinstance(op, NormQuant | GluNormQuant | NormRows | DenseMatmul) and op.weight is not None:
+            elif isinstance(op, _WEIGHTED) and op.weight is not None:
                 size += (
                     sum(self._packed_bytes(op.weight)) if op.weight in self._ternary else self._dense_bytes(op.weight)
                 )

@@ -24,6 +24,7 @@ from bitnet.core.hal import (
     GluNormQuant,
     NormQuant,
     NormRows,
+    NormTokens,
     Op,
     Program,
     RopeAppend,
@@ -125,8 +126,8 @@ def lower(op: Op, at: Operands) -> structures.Op:
         return structures.Op(OpKind.ATTENTION, attention=attention)
     if isinstance(op, GluNormQuant):
         quantised = matrix[op.out], matrix[op.scale], at.transform(op.transform), op.parts, op.clamp or 0.0
-        silu = op.activation == "silu"
-        glu = structures.GluNormQuantOp(matrix[op.gate_up], at.vector(op.weight), op.eps, silu, *quantised)
+        number = structures.ACTIVATIONS.index(op.activation)
+        glu = structures.GluNormQuantOp(matrix[op.gate_up], at.vector(op.weight), op.eps, number, *quantised)
         return structures.Op(OpKind.GLU_NORM_QUANT, glu_norm_quant=glu)
     if isinstance(op, NormRows):
         rest = matrix[op.out], at.transform(op.transform)
@@ -136,6 +137,9 @@ def lower(op: Op, at: Operands) -> structures.Op:
         return structures.Op(OpKind.ADD_BIAS, add_bias=structures.AddBiasOp(matrix[op.x], dense[op.bias]))
     if isinstance(op, CenterRows):
         return structures.Op(OpKind.CENTER_ROWS, center_rows=structures.CenterRowsOp(matrix[op.x], matrix[op.out]))
+    if isinstance(op, NormTokens):
+        rest2 = matrix[op.out], dense[op.weight], op.eps, op.add
+        return structures.Op(OpKind.NORM_TOKENS, norm_tokens=structures.NormTokensOp(matrix[op.x], *rest2))
     if isinstance(op, DenseMatmul) and op.weight in at.ternary:
         table = structures.TableMatmulOp(matrix[op.x], *at.table(op.weight), matrix[op.out])
         return structures.Op(OpKind.TABLE_MATMUL, table_matmul=table)
@@ -165,9 +169,14 @@ def _product(op: TernaryMatmul, at: Operands) -> structures.Op:
     operands = at.matrices[op.x], at.address(op.scale)
     assert isinstance(first, TernaryWeight)
     parts = (structures.TernaryPart * len(matrices))(*(structures.TernaryPart(*matrix) for matrix in matrices))
-    where = at.keep(parts), len(parts), op.add, at.matrices[op.out]
+    where = at.keep(parts), len(parts), op.add, _from_column(at.matrices[op.out], op.column or 0)
     kind = OpKind.TERNARY_MATMUL if first.group is None else OpKind.GROUP_MATMUL
     return structures.Op(kind, ternary_matmul=structures.TernaryMatmulOp(*operands, *where, first.group or 0))
+
+
+def _from_column(matrix: structures.Matrix, first: int) -> structures.Matrix:
+    """The columns of a matrix of floats from one on."""
+    return structures.Matrix(matrix.data + 4 * first, matrix.columns - first, matrix.stride)
 
 
 def _expert_product(op: ExpertMatmul, at: Operands) -> structures.Op:

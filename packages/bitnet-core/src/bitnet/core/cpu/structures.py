@@ -32,6 +32,7 @@ class OpKind(enum.IntEnum):
     GATED_QUANT = 19
     ROUTE = 20
     EXPERT_MATMUL = 21
+    NORM_TOKENS = 22
 
 
 class Matrix(ctypes.Structure):
@@ -155,7 +156,7 @@ class GluNormQuantOp(ctypes.Structure):
         ("gate_up", Matrix),
         ("weight", c_void_p),
         ("eps", c_float),
-        ("silu", c_int32),
+        ("activation", c_int32),
         ("out", Matrix),
         ("scale", Matrix),
         ("transform", TransformOf),
@@ -181,6 +182,10 @@ class AddBiasOp(ctypes.Structure):
 
 class CenterRowsOp(ctypes.Structure):
     _fields_ = (("x", Matrix), ("out", Matrix))
+
+
+class NormTokensOp(ctypes.Structure):
+    _fields_ = (("x", Matrix), ("out", Matrix), ("weight", c_void_p), ("eps", c_float), ("add", c_int32))
 
 
 class CausalConvOp(ctypes.Structure):
@@ -295,6 +300,7 @@ class AnyOp(ctypes.Union):
         ("table_matmul", TableMatmulOp),
         ("add_bias", AddBiasOp),
         ("center_rows", CenterRowsOp),
+        ("norm_tokens", NormTokensOp),
         ("causal_conv", CausalConvOp),
         ("delta_gates", DeltaGatesOp),
         ("delta_rule", DeltaRuleOp),
@@ -313,6 +319,8 @@ KV_TYPES = "f32", "f16", "i8"
 """Types of the KV cache, numbered as in ``enum kv_type`` of ``kernels/cpu/program.h``."""
 
 
+ACTIVATIONS = "relu2", "silu", "gelu_tanh"
+"""Numbered as in ``enum activation`` of ``kernels/cpu/program.h``."""
 WEIGHT_TYPES = "f32", "f16", "q8_0", "q4_0", "q6_k", "q4_k"
 """Types of dense matrices, numbered as in ``enum weight_type`` of ``kernels/cpu/program.h``."""
 

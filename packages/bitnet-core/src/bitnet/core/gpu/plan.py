@@ -29,6 +29,7 @@ from bitnet.core.hal import (
     GluNormQuant,
     NormQuant,
     NormRows,
+    NormTokens,
     Op,
     Program,
     Quantize,
@@ -54,6 +55,7 @@ _READS: Mapping[type, tuple[str, ...]] = {
     Quantize: ("x",),
     AddBias: ("x",),
     CenterRows: ("x",),
+    NormTokens: ("x",),
     CausalConv: ("x",),
     DeltaGates: ("x",),
     DeltaRule: ("qkv", "gates"),
@@ -74,6 +76,7 @@ _WRITES: Mapping[type, tuple[str, ...]] = {
     Quantize: ("codes", "scale"),
     AddBias: ("x",),
     CenterRows: ("out",),
+    NormTokens: ("out",),
     CausalConv: ("out",),
     DeltaGates: ("out",),
     DeltaRule: ("out",),
@@ -94,7 +97,7 @@ _TYPES = {kind: _types(kind) for kind in FUSIONS}
 
 def reads(op: Op) -> frozenset[str]:
     """The tensors whose contents an operation depends on."""
-    added = {op.out} if isinstance(op, TernaryMatmul) and op.add else set()
+    added = {op.out} if isinstance(op, TernaryMatmul | NormTokens) and op.add else set()
     if isinstance(op, ExpertMatmul) and op.shares is not None:
         added = {op.out, op.shares}
     return frozenset({getattr(op, name) for name in _READS[type(op)]} | added)

@@ -2,11 +2,13 @@
 
 from bitnet.core.hal.backend import HAL_API, AskingBackend, Backend, OpenOptions
 from bitnet.core.hal.device import Device, Executable, ExecutableStats, Logprobs, MemoryInfo, run
+from bitnet.core.hal.embedders import NormTokens
 from bitnet.core.hal.executable import Begun, CheckedExecutable, Passes
 from bitnet.core.hal.experts import ExpertMatmul, Route
 from bitnet.core.hal.features import (
     BLOCK_TABLES,
     DETERMINISTIC,
+    EMBEDDERS,
     EXPERTS,
     KERNEL_FEATURES,
     KV_I8,
@@ -22,6 +24,7 @@ from bitnet.core.hal.probe import DeviceInfo, DeviceType, ProbeResult, ProbeStat
 from bitnet.core.hal.program import (
     BLOCK_SIZES,
     NO_TOKEN,
+    Activation,
     AddBias,
     Attention,
     BlockType,
@@ -66,6 +69,7 @@ __all__ = [
     "BLOCK_SIZES",
     "BLOCK_TABLES",
     "DETERMINISTIC",
+    "EMBEDDERS",
     "EXPERTS",
     "GREEDY",
     "HAL_API",
@@ -83,6 +87,7 @@ __all__ = [
     "STATES",
     "TERNARY_TABLES",
     "WINDOWS",
+    "Activation",
     "AddBias",
     "Adjustment",
     "AskingBackend",
@@ -115,6 +120,7 @@ __all__ = [
     "MemoryInfo",
     "NormQuant",
     "NormRows",
+    "NormTokens",
     "Op",
     "OpenOptions",
     "Passes",

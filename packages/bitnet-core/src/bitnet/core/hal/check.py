@@ -9,8 +9,18 @@ import numpy as np
 import numpy.typing as npt
 
 from bitnet.core.errors import InvalidInputError, UnsupportedProgramError
+from bitnet.core.hal.embedders import NormTokens
 from bitnet.core.hal.experts import ExpertMatmul, Route
-from bitnet.core.hal.features import BLOCK_TABLES, DETERMINISTIC, EXPERTS, KV_I8, STATES, TERNARY_TABLES, WINDOWS
+from bitnet.core.hal.features import (
+    BLOCK_TABLES,
+    DETERMINISTIC,
+    EMBEDDERS,
+    EXPERTS,
+    KV_I8,
+    STATES,
+    TERNARY_TABLES,
+    WINDOWS,
+)
 from bitnet.core.hal.operands import Lookup, described, operands
 from bitnet.core.hal.probe import DeviceInfo
 from bitnet.core.hal.program import (
@@ -26,6 +36,7 @@ from bitnet.core.hal.program import (
     RopeAppend,
     Sample,
     TernaryData,
+    TernaryMatmul,
     TernaryWeight,
 )
 from bitnet.core.hal.recurrent import CausalConv, DeltaRule
@@ -40,10 +51,11 @@ def check_features(program: Program, info: DeviceInfo) -> None:
 
     Raises:
         UnsupportedProgramError: The program is deterministic, its cache is ``i8``, it has states or transforms, experts
-            or windows, or its embedding or head is ternary or in blocks, and the device does not list
-            :data:`~bitnet.core.hal.DETERMINISTIC`, :data:`~bitnet.core.hal.KV_I8`, :data:`~bitnet.core.hal.STATES`,
-            :data:`~bitnet.core.hal.EXPERTS`, :data:`~bitnet.core.hal.WINDOWS`,
-            :data:`~bitnet.core.hal.TERNARY_TABLES` or :data:`~bitnet.core.hal.BLOCK_TABLES`.
+            or windows, or operations of models for embeddings, or its embedding or head is ternary or in blocks, and
+            the device does not list :data:`~bitnet.core.hal.DETERMINISTIC`, :data:`~bitnet.core.hal.KV_I8`,
+            :data:`~bitnet.core.hal.STATES`, :data:`~bitnet.core.hal.EXPERTS`, :data:`~bitnet.core.hal.WINDOWS`,
+            :data:`~bitnet.core.hal.EMBEDDERS`, :data:`~bitnet.core.hal.TERNARY_TABLES` or
+            :data:`~bitnet.core.hal.BLOCK_TABLES`.
     """
     if program.deterministic and DETERMINISTIC not in info.features:
         hint = "Leave deterministic out (BITNET_DETERMINISTIC=0), or use a device that 'bitnet devices' lists with it."
@@ -57,6 +69,7 @@ def check_features(program: Program, info: DeviceInfo) -> None:
         (bool(program.states) or transforms, STATES, "recurrent layers and transforms"),
         (any(map(_of_experts, program.ops)), EXPERTS, "mixtures of experts"),
         (program.limits.tables > 1 or any(map(_slides, program.ops)), WINDOWS, "sliding windows"),
+        (any(map(_of_embedders, program.ops)), EMBEDDERS, "norms before each product or after each sub-layer"),
     ):
         if needed and feature not in info.features:
             raise UnsupportedProgramError(f"it computes no {what}.", device=info.name, hint=hint)
@@ -77,6 +90,13 @@ def _of_experts(op: Op) -> bool:
     """Whether only models with experts have such an operation."""
     several = isinstance(op, GluNormQuant) and (op.parts > 1 or op.clamp is not None)
     return several or isinstance(op, Route | ExpertMatmul)
+
+
+def _of_embedders(op: Op) -> bool:
+    """Whether only models for embeddings have such an operation."""
+    if isinstance(op, TernaryMatmul):
+        return op.column is not None
+    return isinstance(op, NormTokens) or (isinstance(op, GluNormQuant) and op.activation == "gelu_tanh")
 
 
 def ternary_table(program: Program, op: Op) -> str | None:

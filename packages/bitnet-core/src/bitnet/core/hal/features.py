@@ -10,6 +10,9 @@ BLOCK_TABLES = "block-tables"
 """Programs whose ``Embed`` or ``DenseMatmul`` names a :class:`~bitnet.core.hal.BlockWeight`."""
 DETERMINISTIC = "deterministic"
 """Programs with :attr:`~bitnet.core.hal.Program.deterministic`."""
+EMBEDDERS = "embedders"
+"""Programs with the operations that only models for embeddings have: :class:`~bitnet.core.hal.NormTokens`, GELU, and
+products that fill some columns of a tensor."""
 EXPERTS = "experts"
 """Programs with the operations of mixtures of experts (:class:`~bitnet.core.hal.ExpertMatmul`)."""
 KV_I8 = "kv-i8"
@@ -32,4 +35,4 @@ WINDOWS = "windows"
 """Programs with layers that attend to a window of positions (:class:`~bitnet.core.hal.Attention`)."""
 KERNEL_FEATURES = (DETERMINISTIC, KV_I8, LOGPROBS, PENALTIES, TERNARY_TABLES)
 """The features of a device that has every kernel of ``kernels/README.md`` but those of recurrent layers, experts,
-windows and tables in blocks."""
+windows, tables in blocks and models for embeddings."""

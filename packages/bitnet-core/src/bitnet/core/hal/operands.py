@@ -6,6 +6,7 @@ import math
 from collections.abc import Iterator, Sequence
 
 from bitnet.core.errors import InvalidInputError
+from bitnet.core.hal.embedders import NormTokens
 from bitnet.core.hal.experts import ExpertMatmul, Route
 from bitnet.core.hal.program import (
     BLOCK_SIZES,
@@ -154,7 +155,13 @@ def operands(op: Op, look: Lookup) -> Iterator[TensorSpec]:
         n = sum(weight.shape[0] for weight in look.stacked(op.weights, k))
         yield TensorSpec(op.x, "i8", ("M", k))
         yield TensorSpec(op.scale, "f32", ("M",))
-        yield TensorSpec(op.out, "f32", ("M", n))
+        if op.column is None:
+            yield TensorSpec(op.out, "f32", ("M", n))
+            return
+        columns = look.columns(op.out)
+        if not 0 <= _multiple_of_4(op.column, "column") <= columns - n:
+            raise InvalidInputError(f"the {n} columns from {op.column} on are not among the {columns} of {op.out!r}.")
+        yield TensorSpec(op.out, "f32", ("M", columns))
     elif isinstance(op, RopeAppend | Attention):
         look.heads(op)
         yield TensorSpec(op.qkv, "f32", ("M", (op.heads + 2 * op.kv_heads) * op.head_dim))
@@ -191,6 +198,13 @@ def operands(op: Op, look: Lookup) -> Iterator[TensorSpec]:
         yield TensorSpec(op.x, "f32", ("M", n))
     elif isinstance(op, CenterRows):
         d = _multiple_of_4(look.columns(op.x), "D")
+        if op.x == op.out:
+            raise InvalidInputError(f"{op.x!r} is both the operand and the result.")
+        yield TensorSpec(op.x, "f32", ("M", d))
+        yield TensorSpec(op.out, "f32", ("M", d))
+    elif isinstance(op, NormTokens):
+        d = _multiple_of_4(look.columns(op.x), "D")
+        look.dense(op.weight, d)
         if op.x == op.out:
             raise InvalidInputError(f"{op.x!r} is both the operand and the result.")
         yield TensorSpec(op.x, "f32", ("M", d))

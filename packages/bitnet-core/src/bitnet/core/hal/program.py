@@ -14,6 +14,7 @@ from typing import Literal, NamedTuple, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
+from bitnet.core.hal.embedders import NormTokens
 from bitnet.core.hal.experts import ExpertMatmul, Route
 from bitnet.core.hal.recurrent import CausalConv, DeltaGates, DeltaRule, GatedQuant, StateSpec, Transform
 
@@ -26,6 +27,7 @@ NUMPY_DTYPES: Mapping[str, np.dtype] = {
 }
 Dim: TypeAlias = int | Literal["M", "R"]
 KVDtype: TypeAlias = Literal["f32", "f16", "i8"]
+Activation: TypeAlias = Literal["relu2", "silu", "gelu_tanh"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,7 +144,8 @@ class NormQuant:
 class TernaryMatmul:
     """``out[M, N] = (x · Wᵀ) · (scale · w_scale)``, the ``weights`` stacked along N; with ``add``, added to ``out``.
 
-    Either all ``weights`` have groups of the same size, or none has groups.
+    Either all ``weights`` have groups of the same size, or none has groups. With a ``column``, a multiple of 4, the
+    result is only the columns of ``out`` from there on; this needs :data:`~bitnet.core.hal.EMBEDDERS`.
     """
 
     x: str
@@ -150,6 +153,7 @@ class TernaryMatmul:
     weights: tuple[str, ...]
     out: str
     add: bool = False
+    column: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -202,6 +206,7 @@ class GluNormQuant:
     then absmax int8.
 
     Attributes:
+        activation: ``gelu_tanh``, GELU in its form with tanh, needs :data:`~bitnet.core.hal.EMBEDDERS`.
         clamp: Gates are first limited to at most this, and ``up`` to as much in magnitude; None: neither is.
         parts: Number of such rows side by side in ``gate_up[M, parts · 2F]``, each of which has gates of its own, then
             values, and a scale of its own: ``out[M, parts · F]``, ``scale[M]``, or ``scale[M, parts]`` for several.
@@ -210,7 +215,7 @@ class GluNormQuant:
     gate_up: str
     weight: str | None
     eps: float
-    activation: Literal["relu2", "silu"]
+    activation: Activation
     out: str
     scale: str
     transform: Transform | None = None
@@ -292,6 +297,7 @@ Op: TypeAlias = (
     | Quantize
     | AddBias
     | CenterRows
+    | NormTokens
     | CausalConv
     | DeltaGates
     | DeltaRule

@@ -66,6 +66,8 @@ class ModelConfig:
         hadamard: Transforms that are folded into the weights, or None.
         experts: The mixtures of experts, or None.
         windows: The layers that attend to a window of positions; None: all attend in full.
+        input_norms: Whether each product of a layer has an RMSNorm of its own before it. Those of the layer then come
+            first where both are.
     """
 
     architecture: str
@@ -99,6 +101,7 @@ class ModelConfig:
     hadamard: Hadamard | None = None
     experts: Experts | None = None
     windows: Windows | None = None
+    input_norms: bool = False
 
     @property
     def family(self) -> Architecture:
@@ -106,10 +109,15 @@ class ModelConfig:
         return BY_GGUF_NAME[self.architecture]
 
     @property
+    def stream_unit(self) -> float:
+        """What the residual stream is divided by in programs, so that sub-layers add their results unscaled (ADR 0045),
+        or embeddings need no scale (ADR 0125)."""
+        return self.embedding_scale if self.family.sandwiched else self.residual_scale
+
+    @property
     def stream_eps(self) -> float:
-        """The epsilon of norms of the residual stream, which programs store divided by ``residual_scale`` (ADR
-        0045)."""
-        return self.rms_eps / self.residual_scale**2
+        """The epsilon of norms of the residual stream as programs store it."""
+        return self.rms_eps / self.stream_unit**2
 
     @property
     def rotated(self) -> int:
@@ -194,6 +202,9 @@ def read_config(file: GGUFFile) -> ModelConfig:
     widths = {hidden, heads * head_dim, ffn} | ({net.value_width} if net is not None else set())
     experts = read_experts(keys, layers, ffn, min(MAX_TIMES_WIDER * hidden, MAX_K)) if family.experts else None
     scales: Mapping[str, Any] = _scales(keys) if family.stream_scales else {}
+    if family.sandwiched:
+        _check_gemma(keys, head_dim)
+        scales = {"embedding_scale": math.sqrt(hidden)}
     return ModelConfig(
         architecture=architecture,
         name=name if isinstance(name, str) and name else whole_name(file.path.stem),
@@ -223,6 +234,7 @@ def read_config(file: GGUFFile) -> ModelConfig:
         hadamard=read_hadamard(file, widths),
         experts=experts,
         windows=read_windows(keys, layers) if family.experts else None,
+        input_norms=family.input_norms and "blk.0.attn_q_norm_in.weight" in file.tensors,
         **scales,
     )
 
@@ -282,6 +294,20 @@ def _scales(keys: Keys) -> dict[str, float]:
         if not 1 / MAX_SCALED <= found[name] <= MAX_SCALED:
             raise keys.error(name, f"is {found[name]:g}; it must be in 1/{MAX_SCALED} … {MAX_SCALED}.")
     return found | {"logit_scale": 1 / found["logit_scale"]}
+
+
+def _check_gemma(keys: Keys, head_dim: int) -> None:
+    """Refuse what Gemma models may have and bitnet does not compute."""
+    for key, what in (
+        ("attention.sliding_window", "rotary embeddings with another base in layers that attend to a window"),
+        ("attn_logit_softcapping", "limited scores of attention"),
+        ("final_logit_softcapping", "limited logits"),
+    ):
+        if keys.get(key):
+            raise keys.error(key, f"is {brief(keys.get(key))}: bitnet does not compute {what}.")
+    key = "attention.query_pre_attn_scalar"
+    if keys.get(key) not in (None, head_dim):
+        raise keys.error(key, f"is {brief(keys.get(key))}; only the head's {head_dim} elements are supported.")
 
 
 def _freq_factors(keys: Keys, head_dim: int) -> npt.NDArray[np.float32] | None:

@@ -5,7 +5,8 @@ One builder serves BitNet b1.58 2B4T (sub-norms, squared ReLU), the 1bitLLM mode
 (no sub-norms, but norms of q's and k's heads), Qwen2's (the same, with biases of q, k and v instead) and OLMo's (the
 same, with LayerNorms instead: ADR 0048). They differ in which norms have a weight, in the activation, and in one plain
 operation. Qwen3.5's have recurrent layers besides those that attend, and perhaps transforms before products (ADR 0006).
-Maple's have mixtures of experts, layers that attend to a window and layers without positions (ADR 0007).
+Maple's have mixtures of experts, layers that attend to a window and layers without positions (ADR 0007). Models for
+embeddings have a norm of each product's input, and Gemma 3's also norms of sub-layers' results (ADR 0125).
 """
 
 from __future__ import annotations
@@ -36,6 +37,7 @@ from bitnet.core.hal import (
     Limits,
     NormQuant,
     NormRows,
+    NormTokens,
     Op,
     Program,
     RopeAppend,
@@ -154,6 +156,8 @@ def build_program(
         TensorSpec("attn_q8", "i8", ("M", heads_width)),
         TensorSpec("attn_q8_scale", "f32", ("M",)),
         *([TensorSpec("gate", "f32", ("M", heads_width))] if config.output_gate else []),
+        *([TensorSpec("normed", "f32", ("M", hidden))] if config.input_norms else []),
+        *([TensorSpec("branch", "f32", ("M", hidden))] if config.family.sandwiched else []),
         *_recurrent_tensors(config),
         *_feed_forward_tensors(config),
         TensorSpec("last", "f32", ("R", hidden)),
@@ -287,7 +291,7 @@ def _attention_ops(config: ModelConfig, layer: int, table: int, cache: int) -> l
         return f"blk.{layer}.{name}"
 
     heads, kv_heads, head_dim, eps = config.heads, config.kv_heads, config.head_dim, config.rms_eps
-    attn_sub_norm = weight("attn_sub_norm") if config.sub_norms else None
+    attn_sub_norm = _last_norm(config, weight("attn_sub_norm"), weight("attn_output"))
     q_norm, k_norm = (weight("attn_q_norm"), weight("attn_k_norm")) if config.head_norms else (None, None)
     stream, center = _stream(config)
     attn_norm = UNIT_NORM if config.layer_norms else weight("attn_norm")
@@ -296,8 +300,12 @@ def _attention_ops(config: ModelConfig, layer: int, table: int, cache: int) -> l
     tables = ("rope_cos", "rope_sin") if config.windows is None or window else ("still_cos", "still_sin")
     return [
         *center,
-        NormQuant(stream, attn_norm, config.stream_eps, "q8", "q8_scale", before),
-        TernaryMatmul("q8", "q8_scale", (weight("attn_q"), weight("attn_k"), weight("attn_v")), "qkv"),
+        *_products(
+            config,
+            NormQuant(stream, attn_norm, config.stream_eps, "q8", "q8_scale", before),
+            {weight(f"attn_{part}"): n * head_dim for part, n in (("q", heads), ("k", kv_heads), ("v", kv_heads))},
+            "qkv",
+        ),
         *([TernaryMatmul("q8", "q8_scale", (weight("attn_q.gate"),), "gate")] if config.output_gate else []),
         *([AddBias("qkv", weight("attn_qkv.bias"))] if config.qkv_biases else []),
         RopeAppend("qkv", cache, heads, kv_heads, head_dim, *tables, config.rope_style, q_norm, k_norm, eps, table),
@@ -305,9 +313,38 @@ def _attention_ops(config: ModelConfig, layer: int, table: int, cache: int) -> l
         GatedQuant("attn", "gate", "sigmoid", None, eps, "attn_q8", "attn_q8_scale", after)
         if config.output_gate
         else NormQuant("attn", attn_sub_norm, eps, "attn_q8", "attn_q8_scale", after),
-        TernaryMatmul("attn_q8", "attn_q8_scale", (weight("attn_output"),), "x", add=True),
+        *_branch(config, "attn_q8", "attn_q8_scale", weight("attn_output"), weight("post_attention_norm")),
         *_feed_forward_ops(config, layer),
     ]
+
+
+def _products(config: ModelConfig, norm: NormQuant, widths: Mapping[str, int], out: str) -> list[Op]:
+    """A norm and the products that read its result, whose rows are given by weight; they stand side by side in
+    ``out``."""
+    if not config.input_norms:
+        return [norm, TernaryMatmul(norm.out, norm.scale, tuple(widths), out)]
+    assert norm.weight is not None
+    ops: list[Op] = [NormTokens(norm.x, norm.weight, norm.eps, "normed")]
+    column = 0
+    for weight, width in widths.items():
+        ops += [
+            NormQuant("normed", f"{weight}_norm_in", config.rms_eps, norm.out, norm.scale),
+            TernaryMatmul(norm.out, norm.scale, (weight,), out, column=column),
+        ]
+        column += width
+    return ops
+
+
+def _last_norm(config: ModelConfig, sub_norm: str, product: str) -> str | None:
+    """The norm of the input of a sub-layer's last product."""
+    return f"{product}_norm_in" if config.input_norms else sub_norm if config.sub_norms else None
+
+
+def _branch(config: ModelConfig, x: str, scale: str, weight: str, norm: str) -> list[Op]:
+    """A sub-layer's last product, added to the residual stream, where the model has such a ``norm`` after it."""
+    if not config.family.sandwiched:
+        return [TernaryMatmul(x, scale, (weight,), "x", add=True)]
+    return [TernaryMatmul(x, scale, (weight,), "branch"), NormTokens("branch", norm, config.rms_eps, "x", add=True)]
 
 
 def _feed_forward_ops(config: ModelConfig, layer: int) -> list[Op]:
@@ -316,16 +353,20 @@ def _feed_forward_ops(config: ModelConfig, layer: int) -> list[Op]:
 
     if config.experts is not None:
         return _expert_ops(config, config.experts, layer)
-    ffn_sub_norm = weight("ffn_sub_norm") if config.sub_norms else None
+    ffn_sub_norm = _last_norm(config, weight("ffn_sub_norm"), weight("ffn_down"))
     ffn_norm = UNIT_NORM if config.layer_norms else weight(config.family.ffn_norm)
     stream, center = _stream(config)
     before, after = (_transform(config, width) for width in (config.hidden_size, config.ffn_size))
     return [
         *center,
-        NormQuant(stream, ffn_norm, config.stream_eps, "q8", "q8_scale", before),
-        TernaryMatmul("q8", "q8_scale", (weight("ffn_gate"), weight("ffn_up")), "gate_up"),
+        *_products(
+            config,
+            NormQuant(stream, ffn_norm, config.stream_eps, "q8", "q8_scale", before),
+            {weight("ffn_gate"): config.ffn_size, weight("ffn_up"): config.ffn_size},
+            "gate_up",
+        ),
         GluNormQuant("gate_up", ffn_sub_norm, config.rms_eps, config.activation, "h8", "h8_scale", after),
-        TernaryMatmul("h8", "h8_scale", (weight("ffn_down"),), "x", add=True),
+        *_branch(config, "h8", "h8_scale", weight("ffn_down"), weight("post_ffw_norm")),
     ]
 
 

@@ -64,7 +64,14 @@ def expected_weights(config: ModelConfig) -> Iterator[tuple[str, Expected]]:
         yield block + "ffn_up", Expected("ternary", (ffn, hidden))
         if config.sub_norms:
             yield block + "ffn_sub_norm", Expected("norm", (ffn,))
+        if config.input_norms:
+            yield block + "ffn_gate_norm_in", Expected("norm", (hidden,))
+            yield block + "ffn_up_norm_in", Expected("norm", (hidden,))
+            yield block + "ffn_down_norm_in", Expected("norm", (ffn,))
         yield block + "ffn_down", Expected("ternary", (hidden, ffn))
+        if config.family.sandwiched:
+            yield block + "post_attention_norm", Expected("norm", (hidden,))
+            yield block + "post_ffw_norm", Expected("norm", (hidden,))
     if not config.layer_norms:
         yield "output_norm", Expected("norm", (hidden,))
     if not config.tied_embeddings:
@@ -83,6 +90,10 @@ def _attention(config: ModelConfig) -> Iterator[tuple[str, Expected]]:
         yield "attn_k_norm", Expected("norm", (config.head_dim,))
     if config.sub_norms:
         yield "attn_sub_norm", Expected("norm", (queries,))
+    if config.input_norms:
+        for part in "qkv":
+            yield f"attn_{part}_norm_in", Expected("norm", (hidden,))
+        yield "attn_output_norm_in", Expected("norm", (queries,))
     yield "attn_output", Expected("ternary", (hidden, queries))
 
 
@@ -167,13 +178,21 @@ def _check_folded(file: GGUFFile, config: ModelConfig, hadamard: Hadamard) -> No
 
 
 def folded_scales(config: ModelConfig) -> Mapping[str, float]:
-    """Factors for weights that fold MiniCPM's scales into them.
+    """Factors for weights that fold MiniCPM's and Gemma's scales into them.
 
-    The residual stream is stored divided by ``residual_scale``, so sub-layers add their results unscaled, and the
-    embedding takes both scales. The following norms take the rest (ADR 0045).
+    The residual stream is stored divided by ``stream_unit``. In MiniCPM, sub-layers then add their results unscaled,
+    and the embedding takes both scales (ADR 0045); in Gemma, norms of the results take the scale of embeddings (ADR
+    0125). The last norm takes the rest.
     """
-    embedding = config.embedding_scale / config.residual_scale
-    return {"token_embd": embedding, "output_norm": config.logit_scale / (embedding if config.tied_embeddings else 1)}
+    embedding = config.embedding_scale / config.stream_unit
+    factors = {
+        "token_embd": embedding,
+        "output_norm": config.logit_scale / (embedding if config.tied_embeddings else 1),
+    }
+    if config.family.sandwiched:
+        norms = ("post_attention_norm", "post_ffw_norm")
+        factors |= {f"blk.{i}.{name}": 1 / config.stream_unit for i in range(config.layers) for name in norms}
+    return factors
 
 
 def ternary_tables(file: GGUFFile, config: ModelConfig) -> Mapping[str, TernaryWeight]:

@@ -1,4 +1,7 @@
-"""The numpy device: runs programs operation by operation on numpy arrays, with a paged KV cache like others."""
+"""The numpy device: runs programs operation by operation on numpy arrays, with a paged KV cache like others.
+
+Long, because one class runs every operation.
+"""
 
 from __future__ import annotations
 
@@ -15,6 +18,7 @@ from bitnet.core.gguf import GGMLType
 from bitnet.core.gguf.quants import decode
 from bitnet.core.hal import (
     BLOCK_TABLES,
+    EMBEDDERS,
     EXPERTS,
     IN_OUTPUT,
     KV_I8,
@@ -46,6 +50,7 @@ from bitnet.core.hal import (
     MemoryInfo,
     NormQuant,
     NormRows,
+    NormTokens,
     Op,
     Passes,
     Program,
@@ -72,7 +77,7 @@ NUMPY_INFO = DeviceInfo(
     description="numpy reference device",
     vendor="numpy",
     type=DeviceType.CPU,
-    features=(PENALTIES, LOGPROBS, BLOCK_TABLES, TERNARY_TABLES, KV_I8, STATES, EXPERTS, WINDOWS),
+    features=(PENALTIES, LOGPROBS, BLOCK_TABLES, TERNARY_TABLES, KV_I8, STATES, EXPERTS, WINDOWS, EMBEDDERS),
     details={"numpy": np.__version__},
 )
 """``cpu:numpy``. Its memory is the host's; the size is not known here."""
@@ -90,6 +95,7 @@ _KERNELS: Mapping[type[Op], str] = {
     Quantize: "quantize_numpy",
     AddBias: "add_bias_numpy",
     CenterRows: "center_rows_numpy",
+    NormTokens: "norm_tokens_numpy",
     CausalConv: "causal_conv_numpy",
     DeltaGates: "delta_gates_numpy",
     DeltaRule: "delta_rule_numpy",
@@ -97,6 +103,8 @@ _KERNELS: Mapping[type[Op], str] = {
     Route: "route_numpy",
     ExpertMatmul: "expert_matmul_numpy",
 }
+_WEIGHTED = (NormQuant, GluNormQuant, NormRows, NormTokens, DenseMatmul)
+"""Operations with a dense weight, or none, called ``weight``."""
 KERNELS = tuple(_KERNELS.values())
 """The kernel names that a backend opening these devices lists."""
 
@@ -183,7 +191,7 @@ class ReferenceExecutable(CheckedExecutable):
                 size = sum(self._ternary[name].codes.nbytes for name in op.weights)
                 chosen = self._tensors[op.ids].shape[1] if isinstance(op, ExpertMatmul) else 1
                 codes += size * chosen // (op.experts if isinstance(op, ExpertMatmul) else 1)
-        others = [op.weight for op in program.ops if isinstance(op, NormQuant | GluNormQuant | NormRows | DenseMatmul)]
+        others = [op.weight for op in program.ops if isinstance(op, _WEIGHTED)]
         others += [op.bias for op in program.ops if isinstance(op, AddBias)]
         others += [op.router for op in program.ops if isinstance(op, Route)]
         self._weight_bytes = codes + sum(self._dense[name].nbytes for name in others if name in self._dense)
@@ -242,7 +250,8 @@ class ReferenceExecutable(CheckedExecutable):
         elif isinstance(op, TernaryMatmul):
             parts = [self._product(t[op.x][:m], t[op.scale][:m], name, self._ternary[name]) for name in op.weights]
             product = np.concatenate(parts, axis=1)
-            t[op.out][:m] = t[op.out][:m] + product if op.add else product
+            out = t[op.out][:m, op.column or 0 : (op.column or 0) + product.shape[1]]
+            out[:] = out + product if op.add else product
         elif isinstance(op, RopeAppend):
             self._rope_append(op, step)
         elif isinstance(op, Attention):
@@ -264,6 +273,9 @@ class ReferenceExecutable(CheckedExecutable):
             t[op.x][:m] += w[op.bias]
         elif isinstance(op, CenterRows):
             t[op.out][:m] = ops.center(t[op.x][:m])
+        elif isinstance(op, NormTokens):
+            normed = ops.rms_norm(t[op.x][:m], w[op.weight], op.eps).astype(np.float32)
+            t[op.out][:m] = t[op.out][:m] + normed if op.add else normed
         elif isinstance(op, DeltaGates):
             y = ops.rms_norm(t[op.x][:m], w[op.weight], op.eps)
             t[op.out][:m] = recurrent.delta_gates(y, w[op.alpha], w[op.beta], w[op.bias], w[op.rate])

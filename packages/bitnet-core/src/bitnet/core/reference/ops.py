@@ -7,7 +7,7 @@ from typing import Any, Literal
 import numpy as np
 import numpy.typing as npt
 
-from bitnet.core.hal import TernaryData
+from bitnet.core.hal import Activation, TernaryData
 
 F32 = npt.NDArray[np.float32]
 F64 = npt.NDArray[np.float64]
@@ -16,6 +16,8 @@ I8 = npt.NDArray[np.int8]
 _CHUNK = 1 << 21
 """Maximum elements of a weight matrix, or of attention scores, unpacked at a time: 8 or 16 MiB."""
 
+GELU_SLOPE, GELU_CUBE = 2 * np.sqrt(2 / np.pi), 0.044715
+"""Of GELU's form with tanh: ``tanh(z)``, ``2z = GELU_SLOPE · (g + GELU_CUBE · g³)``."""
 MIN_ROW = 1e-30
 """A row of an ``i8`` cache whose largest magnitude is below this is stored as zeros."""
 
@@ -48,12 +50,16 @@ def absmax_int8(y: F64) -> tuple[I8, F32]:
         return codes.astype(np.int8), (greatest / 127).astype(np.float32)
 
 
-def glu(gate_up: F32, activation: Literal["relu2", "silu"], clamp: float | None = None) -> F64:
+def glu(gate_up: F32, activation: Activation, clamp: float | None = None) -> F64:
     """``act(gate) · up``, ``[M, F]`` of ``gate_up[M, 2F]``."""
     gate, up = np.split(gate_up.astype(np.float64), 2, axis=-1)
     if clamp is not None:
         gate, up = np.minimum(gate, np.float32(clamp)), np.clip(up, -np.float32(clamp), np.float32(clamp))
-    act = np.square(np.maximum(gate, 0)) if activation == "relu2" else gate / (1 + np.exp(-np.maximum(gate, -700)))
+    if activation == "relu2":
+        act = np.square(np.maximum(gate, 0))
+    else:  # GELU with tanh is g · sigmoid(2z): (1 + tanh z) / 2 = sigmoid(2z)
+        slope = gate if activation == "silu" else GELU_SLOPE * (gate + GELU_CUBE * gate**3)
+        act = gate / (1 + np.exp(-np.maximum(slope, -700)))
     product: F64 = act * up
     return product
 

@@ -12,6 +12,7 @@ pytest.register_assert_rewrite(
             "rig",
             "linear",
             "norms",
+            "embedders",
             "attention",
             "recurrent",
             "transforms",

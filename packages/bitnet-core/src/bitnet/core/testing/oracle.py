@@ -5,13 +5,14 @@ The suite compares devices with these, never with the reference device, which is
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
-from bitnet.core.hal import KVDtype
+from bitnet.core.hal import Activation, KVDtype
 from bitnet.core.hal.program import NUMPY_DTYPES
 
 F32 = npt.NDArray[np.float32]
@@ -53,12 +54,15 @@ def absmax(y: F64) -> Quantised:
     return Quantised(127 * y / greatest[:, None], greatest / 127)
 
 
-def glu(gate_up: Array, activation: Literal["relu2", "silu"]) -> F64:
+def glu(gate_up: Array, activation: Activation) -> F64:
     both = np.asarray(gate_up, np.float64)
     gate, up = both[:, : both.shape[1] // 2], both[:, both.shape[1] // 2 :]
     small = np.exp(-abs(gate))  # no overflow, and no cancellation where the gate is far below zero
     relu2, silu = np.where(gate > 0, gate, 0.0) ** 2, gate * np.where(gate > 0, 1, small) / (1 + small)
-    out: F64 = {"relu2": relu2, "silu": silu}[activation] * up
+    inner = math.sqrt(2 / math.pi) * (gate + 0.044715 * gate**3)
+    far = np.exp(-2 * abs(inner))  # likewise
+    gelu = gate * np.where(inner > 0, 1, far) / (1 + far)
+    out: F64 = {"relu2": relu2, "silu": silu, "gelu_tanh": gelu}[activation] * up
     return out
 
 

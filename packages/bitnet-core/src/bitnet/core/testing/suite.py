@@ -5,6 +5,7 @@ from __future__ import annotations
 from bitnet.core.testing.attention import AttentionTests
 from bitnet.core.testing.block_tables import BlockTableTests
 from bitnet.core.testing.determinism import DeterminismTests
+from bitnet.core.testing.embedders import EmbedderTests
 from bitnet.core.testing.experts import ExpertTests
 from bitnet.core.testing.heads import HeadTests
 from bitnet.core.testing.hybrid import HybridTests
@@ -31,6 +32,7 @@ class ConformanceSuite(
     LinearTests,
     NormTests,
     RowwiseTests,
+    EmbedderTests,
     RecurrentTests,
     TransformTests,
     ExpertTests,

@@ -7,10 +7,16 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from bitnet.core.gguf import MetadataValue
+from bitnet.core.hal import Activation
 
-Activation = Literal["relu2", "silu"]
 RopeStyle = Literal["neox", "interleaved"]
-ACTIVATIONS: Mapping[str, Activation] = {"relu2": "relu2", "silu": "silu", "swish": "silu"}
+ACTIVATIONS: Mapping[str, Activation] = {
+    "relu2": "relu2",
+    "silu": "silu",
+    "swish": "silu",
+    "gelu_tanh": "gelu_tanh",
+    "gelu_pytorch_tanh": "gelu_tanh",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +61,9 @@ class Architecture:
         recurrent: Whether some layers are recurrent (Gated DeltaNet).
         output_gate: Whether the attention's result is multiplied by a gate, whose rows are in ``attn_q``.
         experts: Whether the feed-forward layers are mixtures of experts, and some layers attend to a window.
+        input_norms: Whether a GGUF file may have RMSNorms of the inputs of each product.
+        sandwiched: Whether sub-layers' results have RMSNorms, and embeddings are multiplied by the square root of their
+            width.
     """
 
     gguf_names: tuple[str, ...]
@@ -74,6 +83,8 @@ class Architecture:
     recurrent: bool = False
     output_gate: bool = False
     experts: bool = False
+    input_norms: bool = False
+    sandwiched: bool = False
 
     @property
     def partly_rotated(self) -> bool:

@@ -6,7 +6,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from bitnet.core.gguf import MetadataValue
-from bitnet.core.model.architectures.base import LLAMA_DEFAULTS, Activation, Architecture, HFClass
+from bitnet.core.hal import Activation
+from bitnet.core.model.architectures.base import LLAMA_DEFAULTS, Architecture, HFClass
 
 _DEFAULTS = {
     "vocab_size": 128_256,

@@ -1,4 +1,5 @@
-"""Qwen3's graph: Llama's with RMSNorms of q's and k's heads (Ternary-Bonsai)."""
+"""Qwen3's graph: Llama's with RMSNorms of q's and k's heads (Ternary-Bonsai), and perhaps of each product's input
+(BitNet-embedding 0.6B)."""
 
 from __future__ import annotations
 
@@ -10,4 +11,5 @@ FAMILY = Architecture(
     title=lambda activation, pre: "Qwen3 (Ternary-Bonsai)",
     rope_style="neox",
     head_norms=True,
+    input_norms=True,
 )

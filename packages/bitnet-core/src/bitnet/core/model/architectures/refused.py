@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-_GEMMA3 = "its norms after each sub-layer, attention windows and scales are not implemented"
 _REASONS = {
-    "gemma3": _GEMMA3,
-    "Gemma3": _GEMMA3,
+    "Gemma3": "folders of this family are not read; GGUF files are",
     "clip": "it is a vision encoder (mmproj), and bitnet reads no images: open the language model's own file",
     "OLMo": "folders for OLMo's own code are not read, and OLMo-BitNet's linear layers normalise their own inputs",
 }
