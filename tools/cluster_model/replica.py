@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import simpy
 
+from bitnet.server.ray.holders import Holders
 from bitnet.server.ray.scoring import matched_tokens
 from cluster_model.traces import BLOCK, Turn
 
@@ -65,16 +66,17 @@ class Lost(Exception):
 class Replica:
     """A simulated engine.
 
+    Args:
+        known: Which replicas hold which blocks, or will when they have computed what they were sent.
+
     Attributes:
         name: Its index in the cluster.
-        known: Hashes of the blocks that it holds, or will hold when it has computed what it was sent.
     """
 
-    def __init__(self, environment: simpy.Environment, name: str, speed: Speed) -> None:
-        self.name, self._environment, self._speed = name, environment, speed
+    def __init__(self, environment: simpy.Environment, name: str, speed: Speed, known: Holders) -> None:
+        self.name, self._environment, self._speed, self._known = name, environment, speed, known
         self._cache: OrderedDict[int, None] = OrderedDict()
         self._coming: Counter[int] = Counter()
-        self.known: set[int] = set()
         self._waiting: deque[Job] = deque()
         self._running: list[Job] = []
         self._work = environment.event()
@@ -92,7 +94,7 @@ class Replica:
             job.done.fail(Lost())
             return
         self._coming.update(job.turn.blocks)
-        self.known.update(job.turn.blocks)
+        self._known.add(self.name, job.turn.blocks)
         self._waiting.append(job)
         if not self._work.triggered:
             self._work.succeed()
@@ -168,4 +170,4 @@ class Replica:
         while len(self._cache) > self._speed.blocks:
             block, _ = self._cache.popitem(last=False)
             if block not in self._coming:
-                self.known.discard(block)
+                self._known.remove(self.name, (block,))

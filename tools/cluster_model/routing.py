@@ -7,7 +7,8 @@ import random
 from collections.abc import Callable, Sequence
 from hashlib import blake2b
 
-from bitnet.server.ray.scoring import BETA, Candidate, Loads, matched_tokens, rank
+from bitnet.server.ray.holders import Holders
+from bitnet.server.ray.scoring import BETA, Candidate, Loads, rank
 from bitnet.server.ray.work import EXPECTED_TOKENS
 from cluster_model.replica import Replica, Speed
 from cluster_model.traces import BLOCK, Turn
@@ -23,10 +24,11 @@ class Router:
 
     Args:
         way: One of :data:`WAYS`.
+        known: Which replicas hold which blocks, or will soon.
     """
 
-    def __init__(self, way: str, speed: Speed, rng: random.Random) -> None:
-        self._choose, self._rng, self._places = WAYS[way], rng, speed.places
+    def __init__(self, way: str, speed: Speed, rng: random.Random, known: Holders) -> None:
+        self._choose, self._rng, self._places, self._known = WAYS[way], rng, speed.places, known
         self.loads = Loads()
         self._ring: tuple[tuple[str, ...], list[tuple[int, int]]] = ((), [])
 
@@ -49,10 +51,8 @@ class Router:
         return replicas[points[at][1]]
 
     def by_prefix(self, replicas: Sequence[Replica], key: int, turn: Turn) -> Replica:
-        candidates = [
-            Candidate(one.name, matched_tokens(turn.blocks, one.known, BLOCK), self.loads.of(one.name))
-            for one in replicas
-        ]
+        held = self._known.leading(turn.blocks)
+        candidates = [Candidate(one.name, held.get(one.name, 0) * BLOCK, self.loads.of(one.name)) for one in replicas]
         full = self._places * self.loads.typical
         choices = rank(candidates, turn.prompt, full_load=full, beta=BETA, draw=self._rng.random)
         by_name = {one.name: one for one in replicas}

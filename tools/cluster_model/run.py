@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import simpy
 
-from bitnet.server.ray.scoring import matched_tokens
+from bitnet.server.ray.holders import Holders
 from cluster_model.replica import Job, Lost, Replica, Speed
 from cluster_model.routing import Router
 from cluster_model.traces import BLOCK, Conversation
@@ -73,8 +73,9 @@ def simulate(
         limit: Seconds to the first token within which an answer is good.
     """
     environment = simpy.Environment()
-    pool = [Replica(environment, str(i), speed) for i in range(replicas)]
-    cluster = _Cluster(environment, pool, Router(way, speed, rng))
+    known = Holders()
+    pool = [Replica(environment, str(i), speed, known) for i in range(replicas)]
+    cluster = _Cluster(environment, pool, Router(way, speed, rng, known), known)
     ends = [environment.process(cluster.talk(one)) for one in conversations]
     if failure is not None:
         environment.process(cluster.fail(failure))
@@ -83,8 +84,8 @@ def simulate(
 
 
 class _Cluster:
-    def __init__(self, environment: simpy.Environment, pool: list[Replica], router: Router) -> None:
-        self._environment, self._pool, self._router = environment, pool, router
+    def __init__(self, environment: simpy.Environment, pool: list[Replica], router: Router, known: Holders) -> None:
+        self._environment, self._pool, self._router, self._known = environment, pool, router, known
         self._answered: list[Job] = []
         self._lost = self._repeated = self._requests = 0
 
@@ -97,7 +98,7 @@ class _Cluster:
                 self._requests += 1
                 request = str(self._requests)
                 replica = self._router.choose(self._pool, conversation.key, turn)
-                cached = matched_tokens(turn.blocks, replica.known, BLOCK)
+                cached = self._known.leading(turn.blocks).get(replica.name, 0) * BLOCK
                 self._router.loads.begin(request, replica.name, self._router.work(turn, cached))
                 job = Job(turn, sent, self._environment.event())
                 replica.send(job)
