@@ -135,7 +135,13 @@ def served() -> Callable[..., AbstractContextManager[Served]]:
 @pytest.fixture(scope="session")
 def environment() -> Mapping[str, str]:
     """The environment of what uses these clusters."""
-    return {**os.environ, "RAY_USAGE_STATS_ENABLED": "0", "RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": TOKEN}
+    return {
+        **os.environ,
+        "RAY_USAGE_STATS_ENABLED": "0",
+        "RAY_AUTH_MODE": "token",
+        "RAY_AUTH_TOKEN": TOKEN,
+        "RAY_raylet_start_wait_time_s": "180",
+    }
 
 
 @contextmanager
@@ -167,11 +173,14 @@ def _node(environment: Mapping[str, str], address: str, *options: str) -> Iterat
 
 @pytest.fixture(scope="session")
 def head(environment: Mapping[str, str]) -> Callable[..., AbstractContextManager[Node]]:
-    """``head(cpus, NAME=value)`` is a context with a cluster of one node; NAME is in its processes' environment."""
+    """``head(cpus, *options, NAME=value)`` is a context with a cluster of one node.
 
-    def head(cpus: int, **variables: str) -> AbstractContextManager[Node]:
+    The options are those of ``ray start``; NAME is in its processes' environment.
+    """
+
+    def head(cpus: int, *more: str, **variables: str) -> AbstractContextManager[Node]:
         port = str(random.randrange(20_000, 30_000))
-        options = ["--head", "--port", port, "--num-cpus", str(cpus), "--include-dashboard", "false"]
+        options = ["--head", "--port", port, "--num-cpus", str(cpus), "--include-dashboard", "false", *more]
         return _node({**environment, **variables}, f"127.0.0.1:{port}", *options)
 
     return head

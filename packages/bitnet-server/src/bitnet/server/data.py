@@ -171,20 +171,20 @@ def answer_on_cluster(
     cluster.check_models(nodes, [file])
     settings = EngineSettings(file, cluster.with_threads(load, num_cpus, num_gpus))
     ray.data.DataContext.get_current().enable_progress_bars = False
-    logging.getLogger("ray.data").setLevel(logging.ERROR)
+    logging.getLogger("ray.data").setLevel(logging.CRITICAL)  # it logs errors with tracebacks, and raises them, too
     columns = {
         "id": [row.id for row in rows],
         "path": [row.path for row in rows],
         "body": [json.dumps(row.body) for row in rows],
     }
     table = pa.table(columns)
-    blocks = ray.data.from_arrow([table.slice(at, ROWS) for at in range(0, len(rows), ROWS)])
-    found = _mapped(blocks, Answerer, (settings,), actors=replicas, num_cpus=num_cpus, num_gpus=num_gpus)
     try:
+        blocks = ray.data.from_arrow([table.slice(at, ROWS) for at in range(0, len(rows), ROWS)])
+        found = _mapped(blocks, Answerer, (settings,), actors=replicas, num_cpus=num_cpus, num_gpus=num_gpus)
         for row in found.iter_rows():
             done(row["id"], row["status"], json.loads(row["body"]))
     except RayError as error:
-        raise BitNetError(f"the replicas failed: {cluster.last_line(error)}") from None
+        raise cluster.failure(error, "the replicas failed") from None
 
 
 class Answerer:

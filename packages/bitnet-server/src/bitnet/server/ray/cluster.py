@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import ray
-from ray.exceptions import RayError
+from ray.exceptions import ObjectStoreFullError, OutOfDiskError, RayError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from bitnet.core import __version__
@@ -28,6 +28,10 @@ STORE_BYTES = 128 << 20
 """Size of the object store of a cluster that this process starts; no message is large."""
 CHECK_SECONDS = 3600.0
 """Seconds within which every node must have checked its models; one from the hub is downloaded meanwhile."""
+STORED_BYTES = 1 << 20
+"""Size of the object that every node's object store must have room for. Ray stores messages from 100 kB on there."""
+FULL = (ObjectStoreFullError, OutOfDiskError)
+"""Errors of a full object store; the latter if Ray cannot move objects to the node's disk, either."""
 START = "Start one with 'ray start --head', or leave --address out for one on this machine."
 
 
@@ -88,6 +92,20 @@ def _connection_error(address: str | None, error: Exception) -> BitNetError:
 def _line(error: BaseException) -> str:
     """The first sentence of an error of Ray's, which may have many lines."""
     return str(error).strip().partition("\n")[0].partition(". ")[0].rstrip(".") + "."
+
+
+def failure(error: RayError, what: str) -> BitNetError:
+    """The error of a command whose work on the cluster failed.
+
+    Args:
+        what: What failed, as the subject of a sentence and its verb, such as ``"the replicas failed"``.
+    """
+    if isinstance(error, FULL):
+        return BitNetError(
+            f"{what}: an object store of the cluster is full, and so is the disk beside it.",
+            hint="'ray memory' shows what fills it. 'ray start --object-store-memory' makes it larger.",
+        )
+    return BitNetError(f"{what}: {last_line(error)}")
 
 
 def last_line(error: BaseException) -> str:
@@ -173,7 +191,8 @@ def check_room(found: Sequence[Node], replicas: int, cpus: float, gpus: float) -
 
 
 def check_models(found: Sequence[Node], models: Sequence[str | None], folder: str | None = None) -> None:
-    """Check that every node has this bitnet and can read every model, which it downloads if it is from the hub.
+    """Check that every node has this bitnet, can read every model, which it downloads if it is from the hub, and has
+    room in its object store.
 
     Args:
         folder: A folder whose models every node must have, too.
@@ -181,7 +200,7 @@ def check_models(found: Sequence[Node], models: Sequence[str | None], folder: st
     Raises:
         BitNetError: A node cannot.
     """
-    task = ray.remote(num_cpus=0, max_retries=0)(_sizes)
+    task = ray.remote(num_cpus=0, max_retries=0)(_checked)
     asked = [
         task.options(scheduling_strategy=NodeAffinitySchedulingStrategy(node.id, soft=False)).remote(
             list(models), folder
@@ -227,6 +246,8 @@ def check_models(found: Sequence[Node], models: Sequence[str | None], folder: st
 def _answer(node: Node, answer: Any) -> tuple[str, list[int | str], dict[str, int] | str]:
     try:
         return ray.get(answer, timeout=CHECK_SECONDS)
+    except FULL as error:
+        raise failure(error, f"node {node.address} cannot take part") from None
     except RayError as error:
         missing = re.search(r"No module named '(\S+)'", str(error))
         if missing is not None:
@@ -235,6 +256,16 @@ def _answer(node: Node, answer: Any) -> tuple[str, list[int | str], dict[str, in
                 hint="Install bitnet-server[ray], and the same Python, on every node.",
             ) from None
         raise BitNetError(f"node {node.address} does not answer: {_line(error)}") from None
+
+
+def _checked(models: list[str | None], folder: str | None) -> tuple[str, list[int | str], dict[str, int] | str]:
+    """On a node: what :func:`_sizes` finds.
+
+    Raises:
+        ObjectStoreFullError, OutOfDiskError: The node's object store has no room for :data:`STORED_BYTES`.
+    """
+    ray.put(bytes(STORED_BYTES))
+    return _sizes(models, folder)
 
 
 def _sizes(models: list[str | None], folder: str | None) -> tuple[str, list[int | str], dict[str, int] | str]:

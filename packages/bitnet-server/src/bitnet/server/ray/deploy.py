@@ -118,6 +118,8 @@ def _deploy(plan: Plan, route: str, listen: Listen) -> None:
     try:
         logs = {"encoding": listen.log_format.upper()}
         serve.run(application(plan), name=APPLICATION, route_prefix=route, logging_config=logs)
+    except RayError as error:
+        raise cluster.failure(error, "the application cannot be deployed") from None
     except RuntimeError as error:
         raise BitNetError(f"the replicas did not start: {_failure() or error}", hint=f"Logs: {_logs()}") from None
 
