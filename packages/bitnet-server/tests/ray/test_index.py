@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 
 from bitnet.core import Load
+from bitnet.server.ray.gauges import Readings
 from bitnet.server.ray.index import SILENT_SECONDS, Index, Mirror
 from bitnet.server.ray.summary import Summary
 from bitnet.server.ray.work import Facts, Held, State
@@ -14,8 +15,12 @@ def state(replica: str, deployment: str = "engine", model: str = "") -> State:
     return State(Facts(deployment, model, replica, "node", 512, 16, 1000, ()), Load(0, 0, 0, 100, 0, 0, 16))
 
 
+def held(replica: str, *states: State, models: frozenset[int] = frozenset()) -> Held:
+    return Held(states, Readings("engine", replica, "node", 0.0, 0.0, 0.0), models)
+
+
 def publish(index: Index, replica: str, summary: Summary, known: int) -> int:
-    return asyncio.run(index.publish(replica, Held((state(replica),)), summary.since(known)))
+    return asyncio.run(index.publish(replica, held(replica, state(replica)), summary.since(known)))
 
 
 def test_a_mirror_knows_what_replicas_hold_and_how_old_that_is() -> None:
@@ -70,14 +75,14 @@ def test_a_silent_replica_is_forgotten() -> None:
 
 def test_a_replica_may_have_several_models_or_none_yet() -> None:
     index, mirror, summary = Index(), Mirror(), Summary()
-    known = asyncio.run(index.publish("a", Held((), frozenset({5})), summary.since(0)))
+    known = asyncio.run(index.publish("a", held("a", models=frozenset({5})), summary.since(0)))
     mirror.update(asyncio.run(index.poll(mirror.versions())))
     assert mirror.knows("a", 1.0)
     assert mirror.states("folder", "small") == []
     assert mirror.models("a") == {5}
     both = state("a", "folder", "small"), state("a", "folder", "large")
-    asyncio.run(index.publish("a", Held(both), summary.since(known)))
-    asyncio.run(index.publish("b", Held(both[:1], frozenset({5, 6})), Summary().since(0)))
+    asyncio.run(index.publish("a", held("a", *both), summary.since(known)))
+    asyncio.run(index.publish("b", held("b", both[0], models=frozenset({5, 6})), Summary().since(0)))
     mirror.update(asyncio.run(index.poll(mirror.versions())))
     assert mirror.states("folder", "small") == [both[0], both[0]]
     assert mirror.states("folder", "large") == [both[1]]

@@ -7,6 +7,7 @@ from functools import partial
 from typing import Any, Protocol, TypeAlias
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+from prometheus_client.registry import Collector
 
 from bitnet.core import Completion, Load
 
@@ -78,6 +79,10 @@ class Metrics:
             Gauge(gauge, meaning, registry=registry).set_function(partial(_reading, loaded, read))
         use = Gauge("bitnet_kv_use_ratio", "Share of the KV cache's blocks that generations hold", registry=registry)
         use.set_function(partial(_kv_use, loaded))
+
+    def add(self, collector: Collector) -> None:
+        """Show more metrics beside these."""
+        self._registry.register(collector)
 
     def count(self, completion: Completion) -> None:
         """Count a generation that has ended."""

@@ -51,7 +51,7 @@ class Engine:
 
     def record_autoscaling_stats(self) -> dict[str, float]:
         """What this replica has to do, for :class:`~bitnet.server.ray.policy.TokenPolicy`."""
-        return Use.of(self._model.load(), self._places).metrics()
+        return self._use().metrics()
 
     async def check_health(self) -> None:
         """Compute one token, unless a request had one computed lately.
@@ -64,4 +64,8 @@ class Engine:
         await self._answers.check(self._model)
 
     def _held(self) -> tuple[Held, Sequence[int]]:
-        return Held((State(self._facts, self._model.load()),)), short_hashes(self._model.cached_blocks())
+        held = Held((State(self._facts, self._model.load()),), self._answers.readings(self._use()))
+        return held, short_hashes(self._model.cached_blocks())
+
+    def _use(self) -> Use:
+        return Use.of(self._model.load(), self._places)

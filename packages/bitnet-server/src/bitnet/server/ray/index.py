@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
+from bitnet.server.ray.gauges import Readings
 from bitnet.server.ray.holders import Holders
 from bitnet.server.ray.summary import Change, Summary
 from bitnet.server.ray.work import Held, State
@@ -70,11 +71,13 @@ class Mirror:
 
     Attributes:
         holders: Which replicas hold which blocks.
+        readings: What the replicas last said of themselves.
     """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
         self.holders = Holders()
+        self.readings: list[Readings] = []
         self._summaries: dict[str, Summary] = {}
         self._seen: dict[str, float] = {}
         self._states: list[State] = []
@@ -109,6 +112,7 @@ class Mirror:
                 self.holders.add(replica, one.change.added)
         self._seen = {replica: self._clock() - one.age for replica, one in updates.items()}
         self._states = [state for one in updates.values() for state in one.held.states]
+        self.readings = [one.held.readings for one in updates.values()]
         self._models = {replica: one.held.models for replica, one in updates.items()}
 
     def knows(self, replica: str, seconds: float) -> bool:

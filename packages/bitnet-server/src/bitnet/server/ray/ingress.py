@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -23,7 +23,9 @@ from bitnet.server.models.presets import ModelSettings
 from bitnet.server.models.service import Source
 from bitnet.server.models.settings import Settings
 from bitnet.server.models.state import State
+from bitnet.server.ray.cluster import FULL
 from bitnet.server.ray.engine_settings import EngineSettings
+from bitnet.server.ray.gauges import ReplicaGauges
 from bitnet.server.ray.index import MIRROR, PERIOD_SECONDS
 from bitnet.server.ray.logs import share_log
 from bitnet.server.ray.remote import RemoteModel, Replicas
@@ -82,13 +84,19 @@ class Ingress:
         if given.folder is not None:
             catalog = Catalog(Path(given.folder), self._loader(given, engines[-1], asyncio.get_running_loop()))
         self._state = State(sources, replace(given.settings, max_memory=None), catalog)
+        self._state.shared.metrics.add(ReplicaGauges(lambda: MIRROR.readings))
         self._state.pool.open()
         self._local = given.local
         self._following = asyncio.ensure_future(self._follow())
 
-    def __serve_build_asgi_app__(self) -> App:
+    def __serve_build_asgi_app__(self) -> Any:
         """The application, which Serve asks for once this object is made."""
-        return App(self._state, local=self._local)
+        app = App(self._state, local=self._local)
+
+        async def asgi(scope: Any, receive: Any, send: Any) -> None:
+            await app(scope, lambda: _received(receive), send)
+
+        return asgi
 
     def check_health(self) -> None:
         """Check that prompts can be made.
@@ -135,6 +143,23 @@ class Ingress:
             except Exception as error:  # until the index is back, requests are routed by load alone
                 log.info("the index of prefixes does not answer: %s", error)
             await asyncio.sleep(PERIOD_SECONDS)
+
+
+async def _received(receive: Callable[[], Awaitable[Any]]) -> Any:
+    """A message from Serve's proxy.
+
+    Raises:
+        RequestError: It is so large that Ray stores it, and the object store is full.
+    """
+    try:
+        return await receive()
+    except FULL:
+        raise RequestError(
+            503,
+            "The request is too large for now: the cluster's object store is full. Try again later.",
+            code="object_store_full",
+            retry_after=10,
+        ) from None
 
 
 def _path(model: str | None) -> Path:

@@ -107,8 +107,7 @@ class MultiplexedEngine:
 
     def record_autoscaling_stats(self) -> dict[str, float]:
         """What this replica has to do, for :class:`~bitnet.server.ray.policy.TokenPolicy`."""
-        uses = [Use.of(one.model.load(), self._places) for one in self._pool.services()]
-        return Use.together(uses).metrics()
+        return self._use().metrics()
 
     async def check_health(self) -> None:
         """Compute one token by the model that was used last, unless a request had one computed lately.
@@ -147,4 +146,7 @@ class MultiplexedEngine:
                 found = cast(Model, one.service.model)
                 states.append(State(self._facts(one.service), found.load()))
                 blocks += short_hashes(found.cached_blocks(), model)
-        return Held(tuple(states), frozenset(models)), blocks
+        return Held(tuple(states), self._answers.readings(self._use()), frozenset(models)), blocks
+
+    def _use(self) -> Use:
+        return Use.together([Use.of(one.model.load(), self._places) for one in self._pool.services()])

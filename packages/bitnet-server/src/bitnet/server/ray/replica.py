@@ -12,11 +12,14 @@ from typing import TYPE_CHECKING, Any
 
 import ray
 from ray import serve
+from ray.serve.metrics import Gauge
 
 from bitnet.core import Model
 from bitnet.server.generation.work import Computation, Part
 from bitnet.server.models.backend import InProcess
+from bitnet.server.ray.gauges import GAUGES, PREFIX, Readings
 from bitnet.server.ray.index import PERIOD_SECONDS
+from bitnet.server.ray.scaling import Use
 from bitnet.server.ray.summary import Summary
 from bitnet.server.ray.work import Facts, Held, Work
 from bitnet.server.request.errors import RequestError, as_request_error
@@ -61,8 +64,8 @@ class Answers:
     """
 
     def __init__(self, place: Place) -> None:
-        self._receipt = {"node": place.node, "id": place.replica}
-        self.last = 0.0
+        self._place, self.last = place, 0.0
+        self._prompt_tokens = self._cached_tokens = 0
 
     async def parts(
         self, backend: InProcess, work: Work, failed: Callable[[Exception], None] = lambda error: None
@@ -74,11 +77,13 @@ class Answers:
         Args:
             failed: Called with an error before it is sent.
         """
-        computation = Computation(backend, work, self._receipt)
+        receipt = {"node": self._place.node, "id": self._place.replica}
+        computation = Computation(backend, work, receipt)
         try:
             async with aclosing(computation.parts()) as computed:
                 async for parts in computed:
                     self.last = time.monotonic()
+                    self._count(parts)
                     if parts:
                         yield parts
         except Exception as error:
@@ -87,6 +92,22 @@ class Answers:
             if answer.status == 500:
                 log.exception("a generation failed", exc_info=error)
             yield answer
+
+    def readings(self, use: Use) -> Readings:
+        """The replica's gauges.
+
+        Args:
+            use: What it has to do now.
+        """
+        cached = self._cached_tokens / max(1, self._prompt_tokens)
+        place = self._place
+        return Readings(place.deployment, place.replica, place.node, use.waiting_tokens, use.kv, cached)
+
+    def _count(self, parts: Sequence[Part]) -> None:
+        for part in parts:
+            if part.completion is not None:
+                self._prompt_tokens += part.completion.timings.prompt_tokens
+                self._cached_tokens += part.completion.timings.cached_tokens
 
     async def check(self, model: Model) -> None:
         """Compute one token, unless a request had one computed lately.
@@ -102,7 +123,7 @@ class Answers:
 
 
 class Publisher:
-    """Publishes to the index what a replica holds, until its process ends.
+    """Publishes to the index what a replica holds, and to Ray its gauges, until its process ends.
 
     Args:
         held: Returns its models, and the hashes of what their caches hold.
@@ -112,6 +133,7 @@ class Publisher:
         self, index: DeploymentHandle[Any], place: Place, held: Callable[[], tuple[Held, Sequence[int]]]
     ) -> None:
         self._index, self._place, self._held = index, place, held
+        self._gauges = {name: Gauge(f"{PREFIX}{name}", meaning) for name, meaning in GAUGES.items()}
         self._task = asyncio.ensure_future(self._publish())
 
     def check(self) -> None:
@@ -128,6 +150,8 @@ class Publisher:
         while True:
             held, hashes = self._held()
             summary.update(hashes)
+            for name, gauge in self._gauges.items():
+                gauge.set(getattr(held.readings, name))
             try:
                 known = await self._index.publish.remote(self._place.replica, held, summary.since(known))
             except Exception as error:  # Serve restarts the index; it then knows nothing

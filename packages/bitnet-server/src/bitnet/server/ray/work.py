@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from bitnet.core import Load
 from bitnet.core.hal import DeviceInfo
 from bitnet.server.generation import work
+from bitnet.server.ray.gauges import Readings
 
 EXPECTED_TOKENS = 256
 """Generated tokens that an answer counts as work, unless it may have only fewer."""
@@ -74,11 +75,12 @@ class State:
 
 @dataclass(frozen=True, slots=True)
 class Held:
-    """What a replica has loaded.
+    """What a replica has loaded, and how it does.
 
     Attributes:
         models: Hashes of its models, also of those that it is loading; empty if its deployment has one model only.
     """
 
     states: tuple[State, ...]
+    readings: Readings
     models: frozenset[int] = frozenset()
