@@ -172,6 +172,18 @@ def test_a_budget_ends_the_thought_and_usage_counts_it(thinking_server: Any, fie
     assert THOUGHT.startswith(found["choices"][0]["message"]["reasoning"].rstrip())
 
 
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_thought_may_be_left_out_of_the_answer(thinking_server: Any, stream: bool) -> None:
+    """The model still thinks, which usage counts."""
+    assert chat(thinking_server, stream, include_reasoning=True) == Split(THOUGHT, ANSWER)
+    assert chat(thinking_server, stream, include_reasoning=False) == Split("", ANSWER)
+    fields = {"stream": stream, "stream_options": {"include_usage": True}} if stream else {}
+    found = thinking_server.chat(include_reasoning=False, **fields)
+    last = events(found.text)[-1] if stream else found.json()
+    assert last["usage"]["completion_tokens_details"]["reasoning_tokens"] > 10
+    assert "reasoning_content" not in found.text
+
+
 @pytest.mark.parametrize("budget", [0, 7, None])
 def test_the_server_bounds_thoughts_of_requests_that_say_nothing(
     thinking_server: Any, running: Any, budget: int | None

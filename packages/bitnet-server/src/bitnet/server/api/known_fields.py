@@ -144,8 +144,8 @@ _OPENAI_HARMLESS = f"""
 CHAT = _known(
     f"""messages max_tokens max_completion_tokens n_predict logprobs top_logprobs tools tool_choice parallel_tool_calls
     modalities continue_final_message add_generation_prompt chat_template_kwargs enable_thinking
-    reasoning_effort reasoning thinking thinking_token_budget prediction {_VLLM} {_OPENAI}""",
-    f"include_reasoning reasoning_budget verbosity {_OPENAI_HARMLESS}",
+    reasoning_effort reasoning thinking thinking_token_budget include_reasoning prediction {_VLLM} {_OPENAI}""",
+    f"reasoning_budget verbosity {_OPENAI_HARMLESS}",
     SAMPLERS,
     EXTENSIONS,
     audio=_TEXT_ONLY,

@@ -107,6 +107,7 @@ class ChatAnswer:
         self._progress = Progress(fields)
         self._ids, self._of_prompt = fields.flag("return_token_ids"), asked_prompt_logprobs(fields)
         self._as_ids = fields.flag("return_tokens_as_token_ids")
+        self._thoughts = fields.flag("include_reasoning", True)
         self.prompt: Sequence[int] = ()
 
     def begin(self, prompt_tokens: int) -> Iterable[bytes]:
@@ -118,7 +119,7 @@ class ChatAnswer:
             self._begun.add(index)
             ids = {"prompt_token_ids": self.prompt} if self._ids else {}
             yield self._event(index, {"role": "assistant", "content": ""}, more={**self._progress.usage, **ids})
-        deltas = [_reasoning(chunk.reasoning)] if chunk.reasoning else []
+        deltas = [_reasoning(chunk.reasoning)] if chunk.reasoning and self._thoughts else []
         if self._tools is None:
             deltas += [{"content": chunk.text}] if chunk.text else []
         else:
@@ -174,7 +175,7 @@ class ChatAnswer:
 
     def _choice(self, index: int, completion: Completion) -> dict[str, Any]:
         message: dict[str, Any] = {"role": "assistant", "content": completion.text, "refusal": None}
-        if completion.reasoning:
+        if completion.reasoning and self._thoughts:
             message |= _reasoning(completion.reasoning)
         parser = None
         if self._tools is not None:
