@@ -41,6 +41,7 @@ const SPREAD = u32(WG) / COLUMNS;                // positions whose values are r
 const PAD = HEADS * CHUNK + 8u;                  // padding that keeps the lanes' scores in different banks
 
 #include "cache.wgsl"
+#include "window.wgsl"
 #if KV_I8
 fn loaded(quad: Quad) -> vec4<f32> { return coded(quad); }
 #else
@@ -146,10 +147,10 @@ fn attention(grid: Grid, g: Group) {
     let row = m * (heads + 2u * kv_heads);
     let length = position + 1u;
 #if SPLIT
-    let begin = grid.id.z * u32(SHARE);
+    let begin = window_begin(length) + grid.id.z * u32(SHARE);
     let end = min(begin + u32(SHARE), length);
 #else
-    let begin = 0u;
+    let begin = window_begin(length);
     let end = length;
 #endif
     let group = g.lane / LANES;

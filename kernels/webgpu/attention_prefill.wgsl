@@ -41,6 +41,16 @@ var<workgroup> of_part: array<f32, WG>;
 var<workgroup> correction_of: array<f32, ROWS>;
 
 #include "cache.wgsl"
+#include "window.wgsl"
+// sum + weight * value. What is behind a token's window may be NaN.
+fn weighed(weight: f32, value: vec4<f32>, sum: vec4<f32>) -> vec4<f32> {
+#if WINDOW
+    return select(fma(vec4(weight), value, sum), sum, weight == 0.0);
+#else
+    return fma(vec4(weight), value, sum);
+#endif
+}
+
 // Quad i of the key and the value at position p of a chunk.
 #if KV_I8
 var<workgroup> place: array<Row, KEYS>;
@@ -93,7 +103,7 @@ fn attention_prefill(grid: Grid, g: Group) {
         let offset = step[args.seq_len + sequence] - step[args.seq_begin + sequence + 1];  // position less token
         let length = u32(offset + i32(last));
         let table = u32(args.block_table + sequence * args.max_blocks);
-        for (var start = 0u; start < length; start += KEYS) {
+        for (var start = window_begin(u32(offset + i32(first) + 1)); start < length; start += KEYS) {
             workgroupBarrier();
             if (g.lane < KEYS) {
                 let p = min(start + g.lane, length - 1u);
@@ -157,7 +167,7 @@ fn attention_prefill(grid: Grid, g: Group) {
             let visible = u32(max(offset + i32(m) + 1, 0));
 #repeat j 4
             let c = my_c + SIDE * j;
-            let seen = m >= first && m < last && start + c < visible;
+            let seen = m >= first && m < last && start + c < visible && start + c >= window_begin(visible);
             weights[r * PITCH + c / 4u][c % 4u] = select(LOWEST, dots[i][j], seen);
 #end
 #end
@@ -212,7 +222,7 @@ fn attention_prefill(grid: Grid, g: Group) {
                     let c = tile[from_quad + 2u * QUADS];
                     let d = tile[from_quad + 3u * QUADS];
 #repeat i EACH
-                    sums[i][e] = fma(vec4(w[i].w), d, fma(vec4(w[i].z), c, fma(vec4(w[i].y), b, fma(vec4(w[i].x), a, sums[i][e]))));
+                    sums[i][e] = weighed(w[i].w, d, weighed(w[i].z, c, weighed(w[i].y, b, weighed(w[i].x, a, sums[i][e]))));
 #end
 #end
                 }

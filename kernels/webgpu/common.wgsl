@@ -70,6 +70,8 @@ fn float_key(z: f32) -> u32 {
     return select(bits | 0x80000000u, ~bits, (bits & 0x80000000u) != 0u);
 }
 
+fn no_number(z: f32) -> bool { return (bitcast<u32>(z) & 0x7FFFFFFFu) > 0x7F800000u; }
+
 // Four signed products of bytes, added.
 fn dot4(a: u32, b: u32) -> i32 {
 #if INT8_DOT

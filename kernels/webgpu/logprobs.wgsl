@@ -9,24 +9,9 @@ struct PartArgs { n: i32, count: i32 }
 
 const MAX_LOGPROBS = 20;
 const PITCH = 42;
-const NONE = vec2(0u, 0xFFFFFFFFu);
-// A logit's key and its token; the likeliest has the greatest key, and of equals the lowest token.
-var<workgroup> bests: array<vec2<u32>, WG>;
-
-fn before(a: vec2<u32>, b: vec2<u32>) -> bool { return a.x > b.x || (a.x == b.x && a.y < b.y); }
+#include "best.wgsl"
 fn token_of(c: vec2<u32>) -> i32 { return bitcast<i32>(c.y); }
 fn bits_of(c: vec2<u32>) -> u32 { return select(~c.x, c.x & 0x7FFFFFFFu, (c.x & 0x80000000u) != 0u); }
-
-// The likeliest of the workgroup, in every invocation.
-fn group_best(g: Group, mine: vec2<u32>) -> vec2<u32> {
-    workgroupBarrier();
-    bests[g.lane] = mine;
-    for (var half = u32(WG) / 2u; half > 0u; half /= 2u) {
-        workgroupBarrier();
-        if (g.lane < half && before(bests[g.lane + half], bests[g.lane])) { bests[g.lane] = bests[g.lane + half]; }
-    }
-    return workgroupUniformLoad(&bests[0]);
-}
 
 @compute @workgroup_size(WG)
 fn logprobs_parts(grid: Grid, g: Group) {

@@ -13,8 +13,6 @@ struct Args {
 var<workgroup> best_value: array<f32, WG>;
 var<workgroup> best_index: array<i32, WG>;
 
-fn no_number(z: f32) -> bool { return (bitcast<u32>(z) & 0x7FFFFFFFu) > 0x7F800000u; }
-
 fn multiply_high(a: u32, b: u32) -> u32 {
     let al = a & 0xFFFFu;
     let ah = a >> 16u;

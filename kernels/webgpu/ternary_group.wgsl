@@ -20,19 +20,7 @@ const COUNT = u32(COLS / GROUP);                           // groups of a row
 const BLOCKS = u32(GROUP + 127) / 128u;                    // blocks that a group has a part of
 const ROW = u32(COLS + 127) / 128u * 2u;                   // vectors of codes of a row
 
-// 16 activations of a token, from 16 at on; zeros beyond COLS.
-fn load_x(m: u32, at: u32) -> vec4<u32> {
-#if WIDE
-    if (at >= u32(COLS / 16)) { return vec4(0u); }
-    return x[m * u32(COLS / 16) + at];
-#else
-    var words = vec4(0u);
-#repeat i 4
-    if (4u * at + i < u32(COLS / 4)) { words[i] = x[m * u32(COLS / 4) + 4u * at + i]; }
-#end
-    return words;
-#endif
-}
+#include "ternary_block.wgsl"
 
 // The term of a group: its sum times the scale of row n's group s.
 fn term(sum: i32, n: u32, s: u32) -> f32 {

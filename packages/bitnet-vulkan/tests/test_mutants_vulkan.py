@@ -45,11 +45,12 @@ RECURRENT = (
     Mutant("rotation: pairs too far apart", "NEOX != 0 ? TURNED : 1", "NEOX != 0 ? DIM / 2 : 1", PAIRS),
 )
 
-SAME = "test_all_rows_on_the_same_experts and 70"
+SAME, GROUPS = (f"test_all_rows_on_the_same_experts and {case}" for case in ("70", "256"))
 SUMS = "test_expert_matmul_adds"
 ROUTE, TIES = "test_route and 33", "test_equal_logits"
 PROMPT, DECODE = "test_window and 37", "test_window and f32 and 130"
 LANES = "for (uint i = 1; i < LANES; i++) sum += part[item + i];"
+SUM = "+ t) * COUNT + s], found[t]);"
 LAST, SEEN = "begin < count; begin += TOKENS", "&& from + p >= WINDOW_BEGIN(start + 4 * band + t + 1);"
 EXPERTS = (
     Mutant("a tie takes the higher expert", "uvec2(keys[e], ~e)", "uvec2(keys[e], e)", TIES),
@@ -61,6 +62,8 @@ EXPERTS = (
     Mutant("the last tile is not there", LAST, LAST.replace("begin <", "begin + TOKENS <="), SAME),
     Mutant("pairs of the first tile", "uint at = begin + min(t, count - 1);", "uint at = min(t, count - 1);", SAME),
     Mutant("the first pair's result", "chosen[begin + t] : begin, of", "chosen[begin] : begin, of", SAME),
+    Mutant("sums of a second pair", SUM, SUM.replace("+ s", "+ s * uint(t == 0)"), GROUPS),
+    Mutant("the scale of the first group", "uint place = row * COUNT + s;", "uint place = row * COUNT;", GROUPS),
     Mutant("shares of the first expert", "* shares[m * top + j];", "* shares[m * top];", SUMS),
     Mutant("sums in place of the row", "sums[m * columns + n] + sum_from_zero(sum)", "sum", SUMS),
     Mutant("a window of one more", "(length) - WINDOW)", "(length) - WINDOW - 1)", PROMPT),

@@ -6,6 +6,7 @@ from bitnet.core.testing import ConformanceSuite
 from bitnet.core.testing.attention import AttentionTests
 from bitnet.core.testing.base import DeviceTests
 from bitnet.core.testing.whole_model import WholeModelTests
+from bitnet.core.testing.windows import WindowTests
 from bitnet.webgpu import ops
 from bitnet.webgpu.backend import BACKEND, WebGPUBackend
 from bitnet.webgpu.device import WebGPUDriver
@@ -31,7 +32,7 @@ class TestConformanceOfThePoorest(WithTails, ConformanceSuite):
     size = "small"
 
 
-class TestSplitAttention(WithTails, AttentionTests, WholeModelTests):
+class TestSplitAttention(WithTails, AttentionTests, WindowTests, WholeModelTests):
     """Decode attention in parts, as contexts too long for a small run have it."""
 
     backend = BACKEND
@@ -42,7 +43,7 @@ class TestSplitAttention(WithTails, AttentionTests, WholeModelTests):
         monkeypatch.setattr(ops, "SPLIT_CONTEXT", 8)
 
 
-class TestTiledAttention(WithTails, AttentionTests, WholeModelTests):
+class TestTiledAttention(WithTails, AttentionTests, WindowTests, WholeModelTests):
     """Attention by tiles, whatever the step: prompts too short for it, and tokens of many sequences."""
 
     backend = BACKEND

@@ -76,7 +76,7 @@ def test_bindings_are_those_in_front_of_each_kernel() -> None:
 def test_every_kernel_names_its_bindings_in_order() -> None:
     for name in SOURCES.names():
         entry = name.removesuffix("_webgpu")
-        file = next(f for f in ("quantize", "adjust", "logprobs", entry) if _has(f, entry))
+        file = next(f for f in ("quantize", "adjust", "logprobs", "route", entry) if _has(f, entry))
         text = SOURCES.text(file)
         counts = dict.fromkeys(re.findall(r"#repeat \w+ ([A-Z_]+)", text), 1)
         kinds = bindings(preprocess(text, counts), entry)

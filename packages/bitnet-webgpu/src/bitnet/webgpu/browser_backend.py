@@ -11,9 +11,11 @@ from pyodide.ffi import JsException
 from bitnet.core.errors import DeviceUnavailableError
 from bitnet.core.gpu import GpuDevice
 from bitnet.core.hal import (
+    EXPERTS,
     KERNEL_FEATURES,
     PREPARES,
     STATES,
+    WINDOWS,
     Device,
     DeviceInfo,
     DeviceType,
@@ -73,7 +75,7 @@ class BrowserBackend:
             description=f"{described} (browser)",
             vendor=info.vendor,
             type=DeviceType.CPU if emulated else DeviceType.INTEGRATED,
-            features=(*sorted(features_of(self._adapter)), *KERNEL_FEATURES, STATES, PREPARES),
+            features=(*sorted(features_of(self._adapter)), *KERNEL_FEATURES, STATES, EXPERTS, WINDOWS, PREPARES),
             details={ours: str(getattr(self._adapter.limits, theirs)) for ours, theirs in LIMITS.items()},
         )
         return ProbeResult(ProbeStatus.OK, [found])

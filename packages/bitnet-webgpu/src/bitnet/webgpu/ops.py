@@ -18,7 +18,13 @@ from bitnet.core.gpu.ops import RowOps, attention_inputs, ceil_div, kv_defines, 
 from bitnet.core.gpu.ops.group_products import in_parts
 from bitnet.core.gpu.ops.products import NORM, fused_products, normed
 from bitnet.core.gpu.ops.scaled import head_norms, norms_heads
-from bitnet.core.gpu.ops.variants import GroupScaledMatmul, NormedRope, recurrent_variants
+from bitnet.core.gpu.ops.variants import (
+    GroupScaledMatmul,
+    NormedRope,
+    WindowedAttention,
+    expert_variants,
+    recurrent_variants,
+)
 from bitnet.core.hal import Attention, DeltaRule, DenseMatmul, Embed, NormRows, RopeAppend, Sample, TernaryMatmul
 from bitnet.webgpu.products import Products
 
@@ -91,11 +97,13 @@ class WebGPUOps:
             NormedRope: self.rope_append,
             DenseMatmul: self.dense_matmul,
             Attention: self.attention,
+            WindowedAttention: self.attention,
             Sample: RowOps(group=group).sample,
             NormHead: self._norm_head,
             RopeAttentionProduct: self._rope_attention_product,
             RopeAttention: self._rope_attention,
             **fused_products(self._products.decode, self._quantises),
+            **expert_variants(self._rows, self._shared, self._windows),
         }
         self._recurrent = recurrent_variants(self._rows, self._table)
         self._table = {**self._table, **self._recurrent, DeltaRule: self.delta_rule}
@@ -152,9 +160,9 @@ class WebGPUOps:
         defines |= {"TEAM": team, "EACH": ATTENTION_EACH, "DEPTH": depth, "STAGE": 4 * depth}
         defines |= {"EACH_D": ceil_div(quads, TILE_SIDE), "PARTS": parts, "EACH_P": ATTENTION_KEYS // 4 // parts}
         loads = {"Q_LOADS": depth * rows, "K_LOADS": depth * ATTENTION_KEYS, "V_LOADS": 4 * depth * quads}
-        defines |= {name: ceil_div(n, GROUP) for name, n in loads.items()}
+        defines |= {"WINDOW": op.window or 0, **{name: ceil_div(n, GROUP) for name, n in loads.items()}}
         cache = ctx.kv("k", op.layer), ctx.kv("v", op.layer)
-        step, *fields = positions(ctx)
+        step, *fields = positions(ctx, op.table)
         sizes = np.int32(op.heads), np.int32(op.kv_heads)
         args = (step, ctx.tensors[op.qkv], *cache, ctx.tensors[op.out], *fields, *sizes)
         grid = (ceil_div(bucket.tokens, rows // team), op.heads // team, 1)
@@ -240,7 +248,7 @@ class WebGPUOps:
 
     def _splits(self, op: Attention, bucket: Bucket) -> int:
         """Parts in which tokens attend to their contexts."""
-        units = ceil_div(bucket.context, SPLIT_CONTEXT)
+        units = ceil_div(_seen(op, bucket), SPLIT_CONTEXT)
         # Up to a context that this reaches with two units a part, more parts are not worth a launch that merges them.
         most = MERGED_SPLITS if units <= 2 * MERGED_SPLITS else MAX_SPLITS
         wanted = max(ATTENTION_GROUPS // (bucket.tokens * op.kv_heads), 1)
@@ -267,8 +275,9 @@ class WebGPUOps:
         norms = _head_norms(ctx, rope, bucket) if rope else []
         defines, splits, team = kv_defines(ctx, op), self._splits(op, bucket), self._team(op)
         parts = unmerged or self._parts(ctx, op, bucket, splits)
-        share = ceil_div(ceil_div(bucket.context, SPLIT_CONTEXT), splits) * SPLIT_CONTEXT
+        share = ceil_div(ceil_div(_seen(op, bucket), SPLIT_CONTEXT), splits) * SPLIT_CONTEXT
         defines |= {"TEAM": team, "SPLITS": splits, "SHARE": share, "SPLIT": int(splits > 1)}
+        defines["WINDOW"] = op.window or 0
         defines |= {**rope_defines(rope), "ONE": int(rope is not None and bucket.tokens == 1)}
         quads, chunk = op.head_dim // 4, GROUP // 4
         columns = min(quads, GROUP)
@@ -278,7 +287,7 @@ class WebGPUOps:
             "EACH": ceil_div(quads, columns),
         }
         sizes = np.int32(op.heads), np.int32(op.kv_heads)
-        step, *fields = positions(ctx)
+        step, *fields = positions(ctx, op.table)
         args = (step, *attention_inputs(ctx, op, rope, ctx.step), parts, *fields, *sizes)
         launches = [*norms, launch("attention", (bucket.tokens, op.heads // team, splits), GROUP, args, defines)]
         if splits > 1 and unmerged is None:
@@ -286,6 +295,11 @@ class WebGPUOps:
             given = (ctx.step, parts, ctx.tensors[op.out], np.uint32(op.heads))
             launches.append(launch("attention_merge", (bucket.tokens, op.heads, 1), MERGE_GROUP, given, sizes_of))
         return launches
+
+
+def _seen(op: Attention, bucket: Bucket) -> int:
+    """Maximum positions that a token attends to."""
+    return min(bucket.context, op.window or bucket.context)
 
 
 def _head_norms(ctx: Context, op: RopeAppend, bucket: Bucket) -> list[Launch]:

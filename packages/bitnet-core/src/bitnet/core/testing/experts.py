@@ -157,10 +157,14 @@ class ExpertTests(DeviceTests):
         self._sums(device, rng, case, choices(rng, case))
 
     @needs(EXPERTS)
-    @pytest.mark.parametrize("m", [1, 2, 9, 70])
-    def test_all_rows_on_the_same_experts(self, device: Device, rng: np.random.Generator, m: int) -> None:
-        """The last experts of many, while the others have no rows."""
-        case = Mixture(m, 40, 2, 52, 128, 128)
+    @pytest.mark.parametrize(
+        ("m", "k", "group"), [(1, 128, 128), (2, 128, 128), (9, 128, 128), (70, 128, 128), (21, 256, 64)]
+    )
+    def test_all_rows_on_the_same_experts(
+        self, device: Device, rng: np.random.Generator, m: int, k: int, group: int
+    ) -> None:
+        """The last experts of many, while the others have no rows; in one case, with several scales a row."""
+        case = Mixture(m, 40, 2, 52, k, group)
         ids = np.tile(np.array([[39, 38]], np.int32), (m, 1))
         self._products(device, rng, case, ids)
         self._sums(device, rng, case, ids)

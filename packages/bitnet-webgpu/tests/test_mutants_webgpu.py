@@ -1,4 +1,5 @@
-"""Defects of the kernels for recurrent layers and transforms, which the conformance suite must catch."""
+"""Defects of the kernels for recurrent layers, transforms, mixtures of experts and windows, which the conformance suite
+must catch."""
 
 from __future__ import annotations
 
@@ -23,7 +24,7 @@ FIRST = "step[args.state_to + sequence] * HEADS"
 HEADS = "i < u32(HEAD); i += u32(WG)) { squares"
 SOURCE = "step[STEP_DONE] != 0)"
 SQUARES = "squares += dot(x[row + i], x[row + i]); }\n    let inverse"
-MUTANTS = (
+RECURRENT = (
     Mutant("conv: an early tail", "row_of(tokens - BEFORE + r,", "row_of(tokens - BEFORE + r - 1,", CONV),
     Mutant("conv: no tail of a short step", "BEFORE + row) * u32", "BEFORE - 1) * u32", CONV),
     Mutant("conv: a column too many", "step[STEP_TOKENS] || c >= args.channels", "step[STEP_TOKENS]", CONV),
@@ -46,9 +47,42 @@ MUTANTS = (
     Mutant("rotation: pairs too far apart", "const APART = TURNED;", "const APART = DIM / 2;", PAIRS),
 )
 
+SAME, GROUPS = (f"test_all_rows_on_the_same_experts and {case}" for case in ("70", "256"))
+SUMS = "test_expert_matmul_adds"
+ROUTE, TIES = "test_route and 33", "test_equal_logits"
+NARROW, PARTS = "test_window and 37", "TestSplit and test_window and 37"
+LANES = "for (var i = 1u; i < u32(LANES); i++) { sum += part[g.lane + i]; }"
+SUM = "+ t) * COUNT + s], found[t]);"
+LAST, SEEN = "begin < count; begin += u32(TOKENS)", " && start + c >= window_begin(visible);"
+BEGIN, PART = "let begin = window_begin(length);", "let begin = window_begin(length) + grid.id.z"
+KEY = "select(float_key(logit), 0xFFFFFFFFu,"
+UP = "-at_most(-at_most(gate_up[gates + args.dim / 4u + i]))"
+EXPERTS = (
+    Mutant("a tie takes the higher expert", "a.x == b.x && a.y < b.y", "a.x == b.x && a.y > b.y", TIES),
+    Mutant("an expert is taken twice", "j == 0u || before(last, found)", "true", ROUTE),
+    Mutant("shares that do not add up to one", "shares[m * args.top + j] /= total;", "total += 0.0;", ROUTE),
+    Mutant("a share of the lanes' products", LANES, "", ROUTE),
+    Mutant("not a number is no choice", KEY, KEY.replace("0xFFFFFFFFu", "1u"), "not_finite"),
+    Mutant("the first expert's matrices", "args.experts + expert) * args.rows", "args.experts) * args.rows", SAME),
+    Mutant("the last tile is not there", LAST, LAST.replace("begin <", "begin + u32(TOKENS) <="), SAME),
+    Mutant("counts of an earlier launch", "atomicStore(&next[e], 0u);", "", SAME),
+    Mutant("pairs of the first tile", "let at = begin + min(t, count - 1u);", "let at = min(t, count - 1u);", SAME),
+    Mutant("the first pair's result", "let pair = chosen[begin + t];", "let pair = chosen[begin];", SAME),
+    Mutant("a row too many", "row_of_n - args.begin_row < args.bound_rows", "true", SAME),
+    Mutant("sums of a second pair", SUM, SUM.replace("+ s", "+ s * u32(t == 0u)"), GROUPS),
+    Mutant("the scale of the first group", "let place = row * COUNT + s;", "let place = row * COUNT;", GROUPS),
+    Mutant("shares of the first expert", "* shares[pair], zero)", "* shares[m * args.top], zero)", SUMS),
+    Mutant("sums in place of the row", "sums[m * args.columns + n] += ", "sums[m * args.columns + n] = ", SUMS),
+    Mutant("a window of one more", "- u32(WINDOW), WINDOW > 0", "- u32(WINDOW + 1), WINDOW > 0", NARROW),
+    Mutant("all tokens see the first one's window", SEEN, ";", NARROW),
+    Mutant("decoding from the first position on", BEGIN, "let begin = 0u;", NARROW),
+    Mutant("parts from the first position on", PART, "let begin = grid.id.z", PARTS),
+    Mutant("up is not limited", UP, UP[UP.index("gate_up") : -2], "test_glu_of_several and 0.5"),
+)
+
 
 @pytest.mark.nightly
-@pytest.mark.parametrize("mutant", MUTANTS, ids=lambda mutant: mutant.defect.replace(" ", "-"))
+@pytest.mark.parametrize("mutant", [*RECURRENT, *EXPERTS], ids=lambda mutant: mutant.defect.replace(" ", "-"))
 def test_a_defect_is_caught(mutant: Mutant, tmp_path: Path, require_device: Callable[[str, str | None], None]) -> None:
     found = BACKEND.probe()
     require_device("webgpu:0", None if found.devices else found.reason or "there is no WebGPU device")
