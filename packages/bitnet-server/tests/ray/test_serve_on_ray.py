@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import socket
+import threading
+from http.server import BaseHTTPRequestHandler, HTTPServer
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -145,3 +147,33 @@ def test_the_models_of_a_folder_are_compared_between_nodes(tmp_path: Path) -> No
     assert _sizes([], str(tmp_path))[2] == {"sub/a": 100}
     assert _sizes([], None)[2] == {}
     assert "No such file" in str(_sizes([], str(tmp_path / "missing"))[2])
+
+
+class LateProxy(BaseHTTPRequestHandler):
+    """Serve's proxy before it has heard of the application, which it does after ``misses`` requests."""
+
+    misses = 0
+
+    def do_GET(self) -> None:
+        type(self).misses -= 1
+        self.send_response(404 if self.misses >= 0 else 200)
+        self.end_headers()
+
+
+@needs_ray
+@pytest.mark.parametrize("misses", [0, 3, 1 << 30])
+def test_a_proxy_may_hear_late_of_the_application(misses: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    from bitnet.server.ray import deploy
+
+    monkeypatch.setattr(LateProxy, "misses", misses)
+    with HTTPServer(("127.0.0.1", 0), LateProxy) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        url = f"http://127.0.0.1:{server.server_port}"
+        if misses > 3:
+            monkeypatch.setattr(deploy, "ROUTE_SECONDS", 0.7)
+            with pytest.raises(BitNetError, match=f"nothing answers at {url}: Serve ran on this cluster already"):
+                deploy._check_answers(url)
+        else:
+            deploy._check_answers(url)
+            assert LateProxy.misses == -1
+        server.shutdown()

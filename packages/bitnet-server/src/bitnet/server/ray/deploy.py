@@ -6,6 +6,7 @@ import logging
 import re
 import signal
 import threading
+import time
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
@@ -26,6 +27,8 @@ from bitnet.server.ray import cluster, config_file
 from bitnet.server.ray.application import application
 from bitnet.server.ray.plan import APPLICATION, Plan
 
+ROUTE_SECONDS = 20.0
+"""Seconds within which each node's proxy must know the application, once it runs."""
 LOOK_SECONDS = 2.0
 """Seconds between two looks at whether the application is still there."""
 
@@ -131,22 +134,30 @@ def _check_running() -> None:
 
 
 def _check_answers(url: str) -> None:
-    """Raise an error if the application is at another address: Serve listens where it was first told to."""
+    """Raise an error if the application is at another address: Serve listens where it was first told to.
+
+    A proxy may hear of the application after it runs, so it has :data:`ROUTE_SECONDS` to answer.
+    """
+    ends = time.monotonic() + ROUTE_SECONDS
+    while not _answers(url):
+        if time.monotonic() > ends:
+            raise BitNetError(
+                f"nothing answers at {url}: Serve ran on this cluster already, and listens elsewhere.",
+                hint="Name that address with --host and --port, or end it with 'serve shutdown'.",
+            )
+        time.sleep(0.5)
+
+
+def _answers(url: str) -> bool:
+    """Whether the application is at an address."""
     try:
         urllib.request.urlopen(f"{url}/health", timeout=30).close()
     except urllib.error.HTTPError as error:
         error.close()
-        if error.code != 404:
-            return
+        return error.code != 404
     except OSError as error:
-        if "CERTIFICATE" in str(error).upper():
-            return
-    else:
-        return
-    raise BitNetError(
-        f"nothing answers at {url}: Serve ran on this cluster already, and listens elsewhere.",
-        hint="Name that address with --host and --port, or end it with 'serve shutdown'.",
-    )
+        return "CERTIFICATE" in str(error).upper()
+    return True
 
 
 def _failure() -> str | None:
