@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 import httpx
 import pytest
+from prometheus_client.parser import text_string_to_metric_families
 
 from bitnet.core import Model
 
@@ -47,12 +48,40 @@ def test_answers_are_those_of_the_model(cluster: Served, demo_model: Model) -> N
     assert document["usage"]["completion_tokens"] == len(expected.tokens)
     assert answer.headers["x-request-id"] == "a-request-of-mine"
     replica = document["x_bitnet_receipt"]["environment"]["replica"]
-    assert replica["id"] in cluster.log("engine")
+    assert f"replica {replica['id']} on node {replica['node']} serves" in cluster.log("engine")
     for name in ("ingress", "engine"):
         assert "a-request-of-mine" in cluster.log(name)
     with cluster.client.stream("POST", "/v1/completions", json={**STORY, "max_tokens": 40, "n": 2}) as stream:
         lines = [line for line in stream.iter_lines() if line]
     assert lines[-1] == "data: [DONE]"
+
+
+def test_each_replica_has_gauges_in_the_servers_form_and_in_rays(cluster: Served) -> None:
+    """Both say the same, of as many replicas, once nothing changes any more."""
+
+    def gauges(text: str, prefix: str) -> dict[tuple[str, str], float]:
+        return {
+            (sample.name.removeprefix(prefix), sample.labels["replica"]): sample.value
+            for family in text_string_to_metric_families(text)
+            for sample in family.samples
+            if sample.name.startswith(prefix)
+        }
+
+    (file,) = cluster.logs.parent.parent.glob("metrics_export_port_*")
+    body = {"prompt": "The sun shone on the house by the sea. " * 9, "max_tokens": 3}
+    usage = [cluster.client.post("/v1/completions", json=body).json()["usage"] for _ in range(3)]
+    assert usage[2]["prompt_tokens_details"]["cached_tokens"] > 64
+    ends = time.monotonic() + 120  # Ray asks its processes every 10 s
+    while True:
+        ours = gauges(cluster.client.get("/metrics").text, "bitnet_replica_")
+        rays = gauges(httpx.get(f"http://127.0.0.1:{file.read_text()}/metrics").text, "ray_bitnet_replica_")
+        if ours == pytest.approx(rays) and len({replica for _, replica in ours}) == 2 and max(ours.values()) > 0:
+            break
+        assert time.monotonic() < ends, (ours, rays)
+        time.sleep(0.5)
+    assert {name for name, _ in ours} == {"prompt_tokens_waiting", "kv_use_ratio", "cached_ratio"}
+    assert {value for (name, _), value in ours.items() if name != "cached_ratio"} == {0}
+    assert all(replica in cluster.log("engine") for _, replica in ours)
 
 
 def test_errors_and_forms_are_the_servers(cluster: Served) -> None:
