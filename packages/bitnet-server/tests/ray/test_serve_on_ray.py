@@ -72,6 +72,17 @@ def test_no_cluster_at_the_address() -> None:
 
 
 @needs_ray
+def test_a_node_that_does_not_start_in_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    def init(**options: object) -> None:
+        raise Exception("The current node timed out during startup. This could happen because\nit is slow.")
+
+    monkeypatch.setattr("ray.init", init)
+    error = refused("--ray")
+    assert "Ray cannot start on this machine: The current node timed out during startup." in error
+    assert "slow" not in error
+
+
+@needs_ray
 def test_a_cluster_of_another_version() -> None:
     from ray._private import utils
 
