@@ -104,7 +104,7 @@ def of_the_wheel(target: str, folder: str) -> list[str]:
     exports, stubs = Path(folder, "exports.def"), Path(folder, "exports.lib")
     exports.write_text(f"LIBRARY {library.name}\nEXPORTS\n" + "".join(f"{name}\n" for name in FUNCTIONS))
     machine = {"x86_64": "i386:x86-64", "aarch64": "arm64"}[hook.TARGETS[target].arch]
-    hook.run([*hook.compiler()[:-1], "dlltool", "-m", machine, "-d", str(exports), "-l", str(stubs)])
+    hook.run([*hook.zig(), "dlltool", "-m", machine, "-d", str(exports), "-l", str(stubs)])
     return [str(stubs)]
 
 

@@ -3,7 +3,7 @@
  * The system sends SIGBUS to the reading thread. For an address in a guarded range the handler here puts zeroed memory
  * over that page and all after it, marks the range as lost, and the read goes on; the reader checks the mark. Every other
  * SIGBUS goes to the previous handler. The handler calls only mmap, sigaction and raise; mmap is a bare system call on
- * Linux and macOS. On Windows a mapped file cannot be cut short. */
+ * Linux and macOS. On Windows a mapped file cannot be cut short; WebAssembly maps none. */
 #if !defined(_GNU_SOURCE)
 #define _GNU_SOURCE /* MAP_ANONYMOUS, siginfo_t */
 #endif
@@ -11,7 +11,7 @@
 
 #define RANGES 256
 
-#if defined(_WIN32)
+#if defined(_WIN32) || defined(__wasm__)
 
 BN_API int bitnet_guard(const void *begin, size_t bytes) {
     (void)begin;

@@ -24,6 +24,9 @@
 #elif defined(__ARM_FEATURE_DOTPROD)
 #define DEVICE "neon"
 #include "tile_neon.h"
+#elif defined(__wasm_simd128__)
+#define DEVICE "simd128"
+#include "tile_simd128.h"
 #else
 #define DEVICE "scalar"
 #include "tile_portable.h"

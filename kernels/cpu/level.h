@@ -64,7 +64,7 @@ typedef struct {
 
 typedef struct {
     const char *name; /* avx512, vnni_avx2, … */
-    const char *device; /* the part after the colon in the device's name: amx, avx512, avx2, neon, scalar */
+    const char *device; /* the part after the colon in the device's name: amx, avx512, avx2, neon, simd128, scalar */
     size_t (*packed_bytes)(int64_t rows, int64_t columns, int64_t group);
     size_t (*packed_scales)(int64_t rows, int64_t columns, int64_t group); /* in bytes */
     void (*pack)(pool_t *pool, const pack_t *job, int thread); /* entered by every thread */
@@ -76,11 +76,15 @@ typedef struct {
     operation_t operations[OP_KINDS];
 } level_t;
 
+#if !defined(__wasm__)
 extern const level_t level_scalar;
+#endif
 #if defined(__x86_64__)
 extern const level_t level_amx, level_vbmi_avx512, level_avx512, level_vnni_avx2, level_avx2;
 #elif defined(__aarch64__)
 extern const level_t level_neon;
+#elif defined(__wasm__)
+extern const level_t level_simd128;
 #endif
 
 /* Whether this processor and its operating system run a level's instructions. */

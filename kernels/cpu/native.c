@@ -11,7 +11,11 @@ static const level_t *const LEVELS[] = {
 #elif defined(__aarch64__)
     &level_neon,
 #endif
+#if defined(__wasm__)
+    &level_simd128,
+#else
     &level_scalar,
+#endif
 };
 #define LEVEL_COUNT ((int)(sizeof LEVELS / sizeof *LEVELS))
 

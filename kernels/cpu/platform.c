@@ -5,6 +5,26 @@
 
 #include <stdlib.h>
 
+#if defined(__wasm__)
+
+#include <string.h>
+
+#define ALIGNMENT ((size_t)64) /* of an array */
+
+void *pages_alloc(size_t bytes) {
+    if (bytes > SIZE_MAX - ALIGNMENT) return NULL;
+    const size_t size = (bytes + ALIGNMENT - 1) / ALIGNMENT * ALIGNMENT;
+    void *pages = aligned_alloc(ALIGNMENT, size);
+    return pages ? memset(pages, 0, size) : NULL;
+}
+
+void pages_free(void *pages, size_t bytes) {
+    (void)bytes;
+    free(pages);
+}
+
+#else
+
 #define HUGE_PAGE ((size_t)2 << 20)
 
 typedef struct {
@@ -140,5 +160,7 @@ void pages_free(void *pages, size_t bytes) {
     size_t page = (size_t)sysconf(_SC_PAGESIZE);
     munmap(pages, (bytes + page - 1) / page * page);
 }
+
+#endif
 
 #endif

@@ -17,6 +17,8 @@ typedef struct {
 } condition_t;
 typedef void *thread_t;
 typedef unsigned long process_id_t;
+#elif defined(__wasm__)
+#define BN_API __attribute__((visibility("default")))
 #else
 #include <pthread.h>
 #include <sys/types.h>
@@ -27,6 +29,7 @@ typedef pthread_t thread_t;
 typedef pid_t process_id_t;
 #endif
 
+#if !defined(__wasm__) /* which has one thread: pool_one.c */
 void mutex_init(mutex_t *mutex);
 void mutex_lock(mutex_t *mutex);
 void mutex_unlock(mutex_t *mutex);
@@ -40,6 +43,7 @@ process_id_t process_id(void);
 /* Nanoseconds that have passed, and those in which this thread has run. */
 int64_t wall_time(void);
 int64_t run_time(void);
+#endif
 
 /* Zeroed memory of whole pages, on huge pages where the system grants them. NULL when there is none. */
 void *pages_alloc(size_t bytes);

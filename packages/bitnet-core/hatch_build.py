@@ -4,8 +4,10 @@ The compiler is `zig cc`, from the pinned `ziglang` wheel: it needs nothing from
 from every machine. The library is plain C behind ctypes, so one `py3-none-<platform>` wheel serves all Pythons.
 
 `BITNET_TARGET` names the target (a key of `TARGETS`); without it, wheels are for this machine. `any` makes a wheel
-without a native library, which runs on the numpy device. To rebuild the library of an editable install in place, run
+without a native library, which runs on the numpy device. To rebuild the libraries of an editable install in place, run
 `python packages/bitnet-core/hatch_build.py`.
+
+Wheels for machines hold the library of browsers, too: `bitnet web build` puts it into a site.
 """
 
 from __future__ import annotations
@@ -34,7 +36,14 @@ else:
 ROOT = Path(__file__).resolve().parent
 KERNELS = ROOT / "src/bitnet/core/cpu/kernels"
 NATIVE = "bitnet/core/cpu/_native"
-LIBRARY = {"linux": "libbitnet_cpu.so", "macos": "libbitnet_cpu.dylib", "windows": "bitnet_cpu.dll"}
+LIBRARY = {
+    "linux": "libbitnet_cpu.so",
+    "macos": "libbitnet_cpu.dylib",
+    "windows": "bitnet_cpu.dll",
+    "wasi": "libbitnet_cpu.wasm",
+}
+BROWSER = "pyodide-wasm32"
+"""The target of Pyodide, the Python of browsers."""
 
 
 class Target(NamedTuple):
@@ -52,6 +61,8 @@ class Target(NamedTuple):
         return self.zig.split("-")[1].split(".")[0]
 
 
+# Pyodide's C library is Emscripten's. The compiler brings WASI's headers alone, and what we call is the same in both.
+# Pyodide's own module exports all of it, and links a side module when it is loaded.
 # glibc 2.17 and musl 1.2 are the oldest that pip's manylinux and musllinux tags still name in use.
 TARGETS = {
     "linux-x86_64": Target("x86_64-linux-gnu.2.17", "manylinux_2_17_x86_64.manylinux2014_x86_64"),
@@ -62,6 +73,7 @@ TARGETS = {
     "macos-arm64": Target("aarch64-macos.11.0", "macosx_11_0_arm64"),
     "windows-amd64": Target("x86_64-windows-gnu", "win_amd64"),
     "windows-arm64": Target("aarch64-windows-gnu", "win_arm64"),
+    BROWSER: Target("wasm32-wasi", "pyemscripten_2026_0_wasm32"),
 }
 
 
@@ -96,13 +108,17 @@ def cache() -> Path:
 
 
 def compiler() -> list[str]:
-    return [sys.executable, "-m", "ziglang", "cc"]
+    return [*zig(), "cc"]
+
+
+def zig() -> list[str]:
+    return [sys.executable, "-m", "ziglang"]
 
 
 def run(command: list[str]) -> None:
     """Run one compiler command with zig's caches outside the tree; a failure shows the compiler's own message."""
-    zig = str(cache() / "zig")
-    env = {**os.environ, "ZIG_GLOBAL_CACHE_DIR": zig, "ZIG_LOCAL_CACHE_DIR": zig}
+    kept = str(cache() / "zig")
+    env = {**os.environ, "ZIG_GLOBAL_CACHE_DIR": kept, "ZIG_LOCAL_CACHE_DIR": kept}
     # From the kernels' folder, with relative names: no path of this machine gets into an object.
     done = subprocess.run(command, cwd=KERNELS, env=env, capture_output=True, text=True, check=False)
     if done.returncode:
@@ -140,10 +156,14 @@ def build(name: str) -> Path:
         return library
     library.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=library.parent) as scratch:
-        # An optimised link, so that zig compiles no run-time of sanitisers first. The only part
-        # of the compiler's own run-time that is used is Windows' stack probe.
-        options = ["-shared", "-s", "-O2", *([] if target.system == "windows" else ["-rtlib=none"])]
-        link(target, [*options, *objects(target, scratch)], linked := Path(scratch, library.name))
+        linked, inputs = Path(scratch, library.name), objects(target, scratch)
+        if name == BROWSER:
+            run([*zig(), "wasm-ld", *inputs, "-o", str(linked), *settings()["link"][target.system]])
+        else:
+            # An optimised link, so that zig compiles no run-time of sanitisers first. The only part
+            # of the compiler's own run-time that is used is Windows' stack probe.
+            options = ["-shared", "-s", "-O2", *([] if target.system == "windows" else ["-rtlib=none"])]
+            link(target, [*options, *inputs], linked)
         linked.replace(library)
     return library
 
@@ -187,14 +207,15 @@ class NativeLibraryHook(BuildHookInterface[Any]):
         if name == "any" or not any(KERNELS.glob("*.c")):
             self.app.display_warning("no native library for this platform: the model will run on the numpy device")
             return
-        library = build(name)
         build_data["pure_python"] = False
         build_data["tag"] = f"py3-none-{TARGETS[name].tag}"
-        if version == "editable":
-            install(library)
-        else:
-            build_data["force_include"][str(library)] = f"{NATIVE}/{library.name}"
+        for library in map(build, dict.fromkeys((name, BROWSER))):
+            if version == "editable":
+                install(library)
+            else:
+                build_data["force_include"][str(library)] = f"{NATIVE}/{library.name}"
 
 
 if __name__ == "__main__":
-    print(install(build(selected())))
+    for target in dict.fromkeys((selected(), BROWSER)):
+        print(install(build(target)))

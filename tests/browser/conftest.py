@@ -34,6 +34,36 @@ CHROMIUM = shutil.which("chromium") or shutil.which("google-chrome")
 ARGUMENTS = ["--enable-unsafe-webgpu", "--use-webgpu-adapter=swiftshader", "--no-sandbox"]
 ENTRY_POINTS = "[bitnet.backends]\nwebgpu = bitnet.webgpu.backend:BACKEND\n"
 METADATA = "Metadata-Version: 2.1\nName: bitnet-webgpu\nVersion: 0.1.0\n"
+CONFORM = """
+import importlib, json
+from pathlib import Path
+import pytest
+
+BACKEND = importlib.import_module(MODULE).BACKEND
+BEFORE
+Path("test_part.py").write_text(f'''
+from bitnet.core.testing import suite
+from {MODULE} import BACKEND
+
+class TestPart(suite.{PART}):
+    backend = BACKEND
+    devices = tuple(info.name for info in BACKEND.probe().devices if info.index != "numpy")
+    size = "small"
+''')
+ended = {}
+
+class Report:
+    def pytest_runtest_logreport(self, report):
+        if report.when == "call" or report.outcome != "passed":
+            ended[report.nodeid] = [report.outcome, str(report.longrepr)[-2000:]]
+
+options = ["-q", "-p", "no:cacheprovider", "-p", "no:faulthandler", "--capture=no", "test_part.py"]
+code = pytest.main(options, plugins=[Report()])
+result = json.dumps([int(code), ended])
+print(result)
+result
+"""
+"""Runs a part of the conformance suite."""
 ANSWER_SECONDS = 300
 """Seconds in which a page answers on a busy machine; SwiftShader compiles for half of a minute."""
 
@@ -53,9 +83,9 @@ def node(require_device: Callable[[str, str | None], None]) -> Callable[..., Any
 
 @pytest.fixture(scope="session")
 def pure(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Jinja2 without compiled parts."""
+    """Jinja2 and pytest without compiled parts."""
     folder = tmp_path_factory.mktemp("pure")
-    for package in ("jinja2", "markupsafe"):
+    for package in ("jinja2", "markupsafe", *PYTEST):
         copy_package(package, folder)
     return folder
 
@@ -70,6 +100,28 @@ def copy_package(name: str, folder: Path) -> None:
     else:
         compiled = shutil.ignore_patterns("*.so", "*.pyd", "__pycache__")
         shutil.copytree(Path(found.origin).parent, folder / name, ignore=compiled)
+
+
+@pytest.fixture(scope="session")
+def conform() -> Callable[..., None]:
+    """``conform(run, part, module)`` runs a part of the conformance suite at its small size.
+
+    Args of the function:
+        run: Runs a script in Pyodide, and returns what it printed last, or its last value, read as JSON.
+        part: The name of a class of :mod:`bitnet.core.testing.suite`.
+        module: The module with the ``BACKEND``.
+        before: What is awaited before the tests.
+    """
+
+    def conform(run: Callable[[str], Any], part: str, module: str, before: str = "") -> None:
+        values = {"PART": part, "MODULE": module}
+        code, ended = run("".join(f"{n} = {v!r}\n" for n, v in values.items()) + CONFORM.replace("BEFORE", before))
+        failed = {name: text for name, (outcome, text) in ended.items() if outcome == "failed"}
+        assert not failed, failed
+        assert code == 0, ended
+        assert any(outcome == "passed" for outcome, _ in ended.values()), ended
+
+    return conform
 
 
 def runner(node: Callable[..., Any], folder: Path, distribution: Path, pure: Path) -> Callable[[str], Any]:
@@ -128,10 +180,8 @@ def site(tmp_path_factory: pytest.TempPathFactory, with_numpy: Path, pure: Path)
     shutil.copy(HERE / "page.html", folder / "index.html")
     (folder / "pyodide").symlink_to(with_numpy)
     packages = folder / "packages"
-    without = shutil.ignore_patterns("__pycache__", "_native", "*.spv")
+    without = shutil.ignore_patterns("__pycache__", "*.so", "*.spv")
     shutil.copytree(pure, packages)
-    for name in PYTEST:
-        copy_package(name, packages)
     for module in (bitnet.core, bitnet.webgpu):
         shutil.copytree(next(iter(module.__path__)), packages / "bitnet" / module.__name__[7:], ignore=without)
     information = packages / "bitnet_webgpu-0.1.0.dist-info"

@@ -10,4 +10,5 @@ if ((await readdir(distribution)).some((name) => name.startsWith("numpy-"))) {
 }
 folders.forEach((folder, i) => pyodide.mountNodeFS(`/folder${i}`, folder));
 pyodide.globals.set("folders", pyodide.toPy(folders.map((_, i) => `/folder${i}`)));
-await pyodide.runPythonAsync(`import sys\nsys.path[:0] = folders\n${await readFile(script, "utf-8")}`);
+pyodide.runPython("import sys; sys.path[:0] = folders");
+await pyodide.runPythonAsync(await readFile(script, "utf-8"));

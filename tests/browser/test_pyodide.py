@@ -59,7 +59,7 @@ ASK = """
 import json
 from bitnet.core import InvalidInputError, load_model, load_model_async
 
-model = await load_model_async(context=256, max_seqs=2)
+model = await load_model_async(device=DEVICE, context=256, max_seqs=2)
 asked = [[{"role": "user", "content": text}] for text in QUESTIONS]
 first, second = [model.chat_stream(m, max_tokens=16, temperature=t, seed=7) for m, t in zip(asked, (0, 0.7))]
 chunks = [chunk.text async for chunk in first]
@@ -73,12 +73,15 @@ print(json.dumps([model.device.name, chunks, completion.tokens, refused]))
 """
 
 
-@pytest.mark.nightly  # numpy multiplies for some 15 s
-def test_the_demo_model_answers(pyodide_numpy: Callable[[str], Any]) -> None:
-    """In a browser's Python, without threads and the native library, with the tokens that this Python gives."""
+@pytest.mark.parametrize(
+    ("device", "expected"),
+    [(None, "cpu:simd128"), pytest.param("cpu:numpy", "cpu:numpy", marks=pytest.mark.nightly)],  # numpy takes some 15 s
+)
+def test_the_demo_model_answers(pyodide_numpy: Callable[[str], Any], device: str | None, expected: str) -> None:
+    """In a browser's Python, without threads, with the tokens that this Python gives."""
     questions = ["What is 17 + 25?", "Count to three."]
-    name, chunks, tokens, refused = pyodide_numpy(f"QUESTIONS = {questions!r}\n{ASK}")
-    assert name == "cpu:numpy"
+    name, chunks, tokens, refused = pyodide_numpy(f"QUESTIONS, DEVICE = {questions!r}, {device!r}\n{ASK}")
+    assert name == expected
     assert "".join(chunks) == "17 + 25 = 42."
     assert len(chunks) > 1
     assert "load_model_async" in refused

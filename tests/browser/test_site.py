@@ -251,7 +251,7 @@ def test_the_module_for_other_pages(server: Server, page: Page) -> None:
     page.route("**/mine.html", lambda route: route.fulfill(content_type="text/html", body="<!doctype html><p>mine"))
     page.goto(f"{server.address}mine.html")
     found = page.evaluate(MODULE)
-    assert (found["name"], found["device"]) == ("bitnet-demo", "cpu:numpy")
+    assert (found["name"], found["device"]) == ("bitnet-demo", "cpu:simd128")
     assert "".join(found["pieces"]) == found["whole"] == ANSWER
     assert len(found["pieces"]) > 1
     assert len(found["seen"]) == 1

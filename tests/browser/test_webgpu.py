@@ -94,12 +94,12 @@ def test_a_lost_device_is_an_error_and_another_load_recovers(chromium: Callable[
 
 def test_a_browser_without_webgpu_says_so(chromium: Callable[..., Any]) -> None:
     name, text = chromium(REFUSED, before="delete Navigator.prototype.gpu;")
-    assert name == "cpu:numpy"
+    assert name == "cpu:simd128"
     assert "no WebGPU" in text
     assert "Use a browser with WebGPU" in text
 
 
 def test_a_browser_that_gives_no_adapter_says_so(chromium: Callable[..., Any]) -> None:
     name, text = chromium(REFUSED, before="GPU.prototype.requestAdapter = async () => null;")
-    assert name == "cpu:numpy"
+    assert name == "cpu:simd128"
     assert "finds no GPU" in text

@@ -94,14 +94,18 @@ def test_the_policy_allows_the_pages_own_styles(build: Build, distribution: Path
     assert html.index("engine/start.js") < html.index("assets/main.js")
 
 
-def test_the_archive_has_the_backend_and_no_machine_code(build: Build, distribution: Path, tmp_path: Path) -> None:
+def test_the_archive_has_the_backend_and_the_browsers_library_alone(
+    build: Build, distribution: Path, tmp_path: Path
+) -> None:
     assert build("-o", tmp_path / "site", "--pyodide", distribution)[0] == 0
     with zipfile.ZipFile(io.BytesIO((tmp_path / "site/engine/packages.zip").read_bytes())) as packed:
         names = packed.namelist()
         (entry_points,) = [name for name in names if re.match(r"bitnet_webgpu-.*/entry_points.txt", name)]
         assert b"bitnet.webgpu" in packed.read(entry_points)
+        library = packed.read("bitnet/core/cpu/_native/libbitnet_cpu.wasm")
+    assert library.startswith(b"\0asm")
     assert any(name.endswith(".wgsl") for name in names)
-    assert not [name for name in names if name.endswith((".so", ".pyc", ".gguf", ".spv")) or "/page/" in name]
+    assert not [name for name in names if name.endswith((".so", ".pyc", ".gguf", ".spv", "ignore")) or "/page/" in name]
     assert {name.split("/")[0] for name in names} >= {"bitnet", "click", "jinja2", "markupsafe", "prometheus_client"}
 
 

@@ -37,6 +37,7 @@ _FEATURES = {
     "vnni_avx2": ("int8-dot", "f16"),
     "avx2": ("f16",),
     "neon": ("int8-dot", "f16"),
+    "simd128": (),
     "scalar": (),
 }
 """Hardware features of each level: int8 dot products, f16 conversion."""

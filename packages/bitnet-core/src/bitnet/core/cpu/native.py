@@ -19,10 +19,11 @@ PATH = (
     / {
         "darwin": "libbitnet_cpu.dylib",
         "win32": "bitnet_cpu.dll",
+        "emscripten": "libbitnet_cpu.wasm",
     }.get(sys.platform, "libbitnet_cpu.so")
 )
 
-LEVELS = ("amx", "vbmi_avx512", "avx512", "vnni_avx2", "avx2", "neon", "scalar")
+LEVELS = ("amx", "vbmi_avx512", "avx512", "vnni_avx2", "avx2", "neon", "simd128", "scalar")
 """Every instruction-set level for which kernels are compiled, on any processor. The part after the last underscore
 names the device."""
 

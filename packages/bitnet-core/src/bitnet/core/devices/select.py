@@ -17,7 +17,7 @@ from bitnet.core.errors import DeviceError, DeviceUnavailableError, InvalidInput
 from bitnet.core.hal import Device, DeviceInfo, DeviceType, OpenOptions, ProbeStatus
 from bitnet.core.support import env, helper, log
 
-CPU_LEVELS = ("amx", "avx512", "avx2", "neon", "scalar", "numpy")
+CPU_LEVELS = ("amx", "avx512", "avx2", "neon", "simd128", "scalar", "numpy")
 """Best first; ``numpy`` is the last resort if no native library fits."""
 
 _DEFAULTS = OpenOptions()

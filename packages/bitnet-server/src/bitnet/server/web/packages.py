@@ -1,4 +1,5 @@
-"""The archive of Python packages that a site's engine imports: their pure parts, as this Python has them installed."""
+"""The archive of Python packages that a site's engine imports, as this Python has them installed: without libraries for
+this machine, with the browser's."""
 
 from __future__ import annotations
 
@@ -15,7 +16,7 @@ from bitnet.core.errors import BitNetError
 OWN = ("bitnet-core", "bitnet-server", "bitnet-webgpu")
 """Distributions of this project, with the metadata by which backends are found."""
 OTHERS = ("click", "jinja2", "markupsafe", "packaging", "prometheus_client")
-LEFT_OUT = frozenset({"__pycache__", "_native", "assets", "page", "ray"})
+LEFT_OUT = frozenset({"__pycache__", "assets", "page", "ray"})
 """Folders that a browser has no use for."""
 LEFT_OUT_KINDS = frozenset({".gguf", ".so", ".pyd", ".dylib", ".dll", ".spv", ".pyc", ".c", ".pyx"})
 TIME = (1980, 1, 1, 0, 0, 0)
@@ -58,5 +59,5 @@ def _package(name: str) -> Iterator[tuple[str, bytes]]:
         inside[:] = [one for one in inside if one not in LEFT_OUT]
         for file in names:
             path = Path(folder, file)
-            if path.suffix not in LEFT_OUT_KINDS:
+            if path.suffix not in LEFT_OUT_KINDS and not file.startswith("."):
                 yield f"{name.replace('.', '/')}/{path.relative_to(root).as_posix()}", path.read_bytes()

@@ -36,7 +36,7 @@ export interface ChatOptions {
 
 export interface Model {
   readonly name: string;
-  /** Such as `webgpu:0` or `cpu:numpy`. */
+  /** Such as `webgpu:0` or `cpu:simd128`. */
   readonly device: string;
   /** The whole answer. Rejects with an `AbortError` if it is aborted. */
   chat(messages: Message[], options?: ChatOptions): Promise<string>;
