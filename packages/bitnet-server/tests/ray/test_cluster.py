@@ -16,6 +16,7 @@ from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
 import httpx
+import numpy as np
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
@@ -93,6 +94,21 @@ def test_errors_and_forms_are_the_servers(cluster: Served) -> None:
     asked = {"prompt": "A number:", "structured_outputs": {"regex": "[0-9]{3}"}, "max_tokens": 10}
     assert re.fullmatch("[0-9]{3}", cluster.client.post("/v1/completions", json=asked).json()["choices"][0]["text"])
     assert cluster.client.post("/v1/completions", json={"prompt": "a", "model": "other"}).status_code == 404
+
+
+def test_vectors_are_those_of_the_model(cluster: Served, demo_model: Model) -> None:
+    texts = ["What is BitNet?", "Weather", "naïve 😀 text"]
+    answer = cluster.client.post("/v1/embeddings", json={"input": texts})
+    found = np.array([one["embedding"] for one in answer.json()["data"]], np.float32)
+    np.testing.assert_array_equal(found, demo_model.embed(texts))
+    last = cluster.client.post("/v1/embeddings", json={"input": texts[1], "pooling": "last"}).json()
+    np.testing.assert_array_equal(
+        np.array(last["data"][0]["embedding"], np.float32), demo_model.embed(texts[1:2], pooling="last")[0]
+    )
+    ranked = cluster.client.post("/v1/rerank", json={"query": texts[1], "documents": texts}).json()["results"]
+    assert (ranked[0]["index"], round(ranked[0]["relevance_score"], 5)) == (1, 1)
+    long = cluster.client.post("/v1/embeddings", json={"input": "a " * 3000})
+    assert (long.status_code, long.json()["error"]["code"]) == (400, "context_length_exceeded")
 
 
 def test_a_client_that_leaves_ends_its_generation(cluster: Served) -> None:

@@ -12,6 +12,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import pytest
 
 from bitnet.core import Model, load_model
@@ -92,6 +93,13 @@ def test_prefixes_are_those_of_the_model(folder: Folder) -> None:
         cached.append(usage["prompt_tokens_details"]["cached_tokens"])
     assert cached[0] == cached[2] == 0
     assert min(cached[1], cached[3]) >= usage["prompt_tokens"] - 32
+
+
+def test_vectors_are_those_of_the_model(folder: Folder, demo_model: Model) -> None:
+    body = {"input": ["Weather", "A cat."], "model": "sub/c"}
+    answer = folder.server.client.post("/v1/embeddings", json=body)
+    found = np.array([one["embedding"] for one in answer.json()["data"]], np.float32)
+    np.testing.assert_array_equal(found, demo_model.embed(["Weather", "A cat."]))
 
 
 def test_models_that_cannot_be_had(folder: Folder) -> None:

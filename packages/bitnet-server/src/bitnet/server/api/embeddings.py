@@ -16,7 +16,7 @@ from bitnet.server.api.known_fields import EMBEDDINGS, OLLAMA_EMBED, OLLAMA_EMBE
 from bitnet.server.generation.prompts import Prompt, read_prompts
 from bitnet.server.models.service import Service
 from bitnet.server.request.call import Call
-from bitnet.server.request.errors import RequestError, wrong
+from bitnet.server.request.errors import wrong
 from bitnet.server.request.fields import Fields
 
 MAX_TEXTS = 2048
@@ -133,16 +133,9 @@ async def vectors(
     """The vectors of texts; requests for vectors of a model take turns.
 
     Raises:
-        RequestError: A text is longer than the context, or the model's answers are computed elsewhere.
+        RequestError: A text is longer than the context, or no replica computed them.
     """
     embed = service.backend.embed
-    if embed is None:
-        raise RequestError(
-            400,
-            f"{service.names[0]} is computed in another process, which has no vectors of texts.",
-            field="model",
-            code="unsupported_endpoint",
-        )
     in_thread = service.shared.in_thread
     tokens = await call.watch(in_thread(lambda: _tokens(service, texts, truncate)))
     parts: list[F32] = []

@@ -101,11 +101,11 @@ class Backend(Protocol[R, G]):
     """What computes the answers of a model.
 
     Attributes:
-        embed: Computes vectors of texts. This is slow: call it outside the event loop. None: it cannot.
+        embed: Computes vectors of texts. This is slow: call it outside the event loop.
     """
 
     @property
-    def embed(self) -> Embed | None: ...
+    def embed(self) -> Embed: ...
 
     @property
     def model(self) -> ServedModel: ...
@@ -164,7 +164,7 @@ class InProcess:
 
     def __init__(self, model: Model) -> None:
         self.model = model
-        self.embed: Embed | None = model.embed
+        self.embed: Embed = model.embed
         self.compiler = Compiler(model.tokenizer)
 
     async def restrict(self, form: Form | None, rules: TokenRules | None, in_thread: InThread) -> Rules:

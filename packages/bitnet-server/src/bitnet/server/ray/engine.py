@@ -11,7 +11,7 @@ from bitnet.server.generation.work import Part
 from bitnet.server.models.backend import InProcess
 from bitnet.server.ray.engine_settings import EngineSettings
 from bitnet.server.ray.logs import share_log
-from bitnet.server.ray.replica import Answers, Place, Publisher
+from bitnet.server.ray.replica import F32, Answers, Place, Publisher
 from bitnet.server.ray.scaling import Use
 from bitnet.server.ray.summary import short_hashes
 from bitnet.server.ray.work import Facts, Held, State, Work
@@ -19,6 +19,8 @@ from bitnet.server.request.errors import RequestError
 
 if TYPE_CHECKING:
     from ray.serve.handle import DeploymentHandle
+
+    from bitnet.core.model.pooling import Pooling
 
 log = logging.getLogger("ray.serve")
 
@@ -48,6 +50,10 @@ class Engine:
         """Compute the generations of a request, as :meth:`Answers.parts` does."""
         async for parts in self._answers.parts(self._backend, work):
             yield parts
+
+    async def embed(self, work: Work, pooling: Pooling | None, normalize: bool) -> F32 | RequestError:
+        """Compute vectors of texts, as :meth:`Answers.vectors` does."""
+        return await self._answers.vectors(self._model, work, pooling, normalize=normalize)
 
     def record_autoscaling_stats(self) -> dict[str, float]:
         """What this replica has to do, for :class:`~bitnet.server.ray.policy.TokenPolicy`."""

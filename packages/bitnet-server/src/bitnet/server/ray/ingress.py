@@ -72,7 +72,7 @@ class Ingress:
         self, given: IngressSettings, index: DeploymentHandle[Any], *engines: DeploymentHandle[Any]
     ) -> None:
         share_log()
-        self._index = index
+        self._index, self._loop = index, asyncio.get_running_loop()
         self._models: dict[tuple[str, str], RemoteModel] = {}
         sources = []
         for (names, engine), handle in zip(given.models, engines, strict=False):
@@ -82,7 +82,7 @@ class Ingress:
             sources.append(Source(names, model.path, lambda backend=backend: backend, reloads=False))  # type: ignore[misc]
         catalog = None
         if given.folder is not None:
-            catalog = Catalog(Path(given.folder), self._loader(given, engines[-1], asyncio.get_running_loop()))
+            catalog = Catalog(Path(given.folder), self._loader(given, engines[-1]))
         self._state = State(sources, replace(given.settings, max_memory=None), catalog)
         self._state.shared.metrics.add(ReplicaGauges(lambda: MIRROR.readings))
         self._state.pool.open()
@@ -109,10 +109,10 @@ class Ingress:
 
     def _replicas(self, model: RemoteModel, handle: DeploymentHandle[Any]) -> Replicas:
         self._models[model.facts.deployment, model.facts.model] = model
-        return Replicas(model, handle)
+        return Replicas(model, handle, self._loop)
 
     def _loader(
-        self, given: IngressSettings, handle: DeploymentHandle[Any], loop: asyncio.AbstractEventLoop
+        self, given: IngressSettings, handle: DeploymentHandle[Any]
     ) -> Callable[[str, Path, ModelSettings], Replicas]:
         """Has a replica load one of the folder's models; for a thread beside the loop."""
         folder = Path(given.folder or "")
@@ -125,7 +125,7 @@ class Ingress:
         def load(name: str, path: Path, settings: ModelSettings) -> Replicas:
             id = name if folder in path.parents else f"{PREFIX}{name}"
             try:
-                facts, of_model = asyncio.run_coroutine_threadsafe(asked(name, id), loop).result()
+                facts, of_model = asyncio.run_coroutine_threadsafe(asked(name, id), self._loop).result()
             except (RayError, RayServeException) as error:
                 raise BitNetError(f"the replica that was to load {name} ended: {error}") from None
             if isinstance(facts, RequestError):

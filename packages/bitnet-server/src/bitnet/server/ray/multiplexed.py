@@ -28,7 +28,7 @@ from bitnet.server.models.service import Service
 from bitnet.server.models.settings import Settings
 from bitnet.server.ray.engine_settings import EngineSettings
 from bitnet.server.ray.logs import share_log
-from bitnet.server.ray.replica import Answers, Place, Publisher
+from bitnet.server.ray.replica import F32, Answers, Place, Publisher
 from bitnet.server.ray.scaling import Use
 from bitnet.server.ray.summary import model_hash, short_hashes
 from bitnet.server.ray.work import Facts, Held, State, Work
@@ -36,6 +36,8 @@ from bitnet.server.request.errors import RequestError, as_request_error
 
 if TYPE_CHECKING:
     from ray.serve.handle import DeploymentHandle
+
+    from bitnet.core.model.pooling import Pooling
 
 log = logging.getLogger("ray.serve")
 
@@ -104,6 +106,14 @@ class MultiplexedEngine:
                         yield parts
         except Exception as error:
             yield as_request_error(error)
+
+    async def embed(self, work: Work, pooling: Pooling | None, normalize: bool) -> F32 | RequestError:
+        """Compute vectors of texts by the call's model, as :meth:`Answers.vectors` does."""
+        try:
+            async with self._using() as service:
+                return await self._answers.vectors(cast(Model, service.model), work, pooling, normalize=normalize)
+        except Exception as error:
+            return as_request_error(error)
 
     def record_autoscaling_stats(self) -> dict[str, float]:
         """What this replica has to do, for :class:`~bitnet.server.ray.policy.TokenPolicy`."""

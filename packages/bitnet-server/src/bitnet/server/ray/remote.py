@@ -7,6 +7,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+import numpy.typing as npt
 from ray.exceptions import RayError
 from ray.serve.exceptions import BackPressureError, RayServeException
 
@@ -26,6 +28,7 @@ if TYPE_CHECKING:
     from ray.serve.handle import DeploymentHandle
 
     from bitnet.core.engine.options import OptionArguments
+    from bitnet.core.model.pooling import Pooling
 
 MAX_ATTEMPTS = 3
 """Maximum replicas that a request is sent to, if they end before the client has got a part of its answer."""
@@ -79,12 +82,11 @@ class Replicas:
 
     Args:
         handle: The deployment of engines, for calls that stream.
+        loop: The event loop in which replicas are called.
     """
 
-    embed = None
-
-    def __init__(self, model: RemoteModel, handle: DeploymentHandle[Any]) -> None:
-        self.model, self._handle = model, handle
+    def __init__(self, model: RemoteModel, handle: DeploymentHandle[Any], loop: asyncio.AbstractEventLoop) -> None:
+        self.model, self._handle, self._loop = model, handle, loop
 
     async def restrict(self, form: Form | None, rules: TokenRules | None, in_thread: InThread) -> Carried:
         return await carried(form, rules, in_thread)
@@ -99,9 +101,8 @@ class Replicas:
         receipt: bool = False,
         whole: bool = False,
     ) -> Sequence[RemoteGeneration]:
-        facts = self.model.facts
+        facts, model = self.model.facts, self._model_hash()
         digests = prefix_digests(prompts[0], facts.block_size) if prompts else ()
-        model = model_hash(facts.model) if facts.model else 0
         work = Work(
             **work_arguments(prompts, options, n, restriction, receipt),
             blocks=tuple(short_hashes(digests, model)),
@@ -110,6 +111,33 @@ class Replicas:
         )
         stream = _Stream(self._handle, work, whole)
         return [RemoteGeneration(stream, i) for i in range(n * len(prompts))]
+
+    def embed(
+        self, texts: Sequence[Sequence[int]], *, pooling: Pooling | None = None, normalize: bool = True
+    ) -> npt.NDArray[np.float32]:
+        """Vectors of texts by one replica, or another if it ends."""
+        work = Work.embedding(texts, self._model_hash())
+        return asyncio.run_coroutine_threadsafe(self._embedded(work, pooling, normalize), self._loop).result()
+
+    async def _embedded(self, work: Work, pooling: Pooling | None, normalize: bool) -> npt.NDArray[np.float32]:
+        handle, attempt = self._handle.options(stream=False), 1
+        while True:
+            try:
+                found: npt.NDArray[np.float32] | RequestError = await handle.embed.remote(work, pooling, normalize)
+            except BackPressureError as full:
+                raise _full(full) from None
+            except (RayError, RayServeException) as error:
+                if attempt == MAX_ATTEMPTS:
+                    raise _lost() from error
+                attempt += 1
+                continue
+            if isinstance(found, RequestError):
+                raise found
+            return found
+
+    def _model_hash(self) -> int:
+        """The hash of the model's name, if replicas hold several; 0: they hold this one only."""
+        return model_hash(self.model.facts.model) if self.model.facts.model else 0
 
     def receipt(self, generation: RemoteGeneration) -> dict[str, Any]:
         assert generation.receipt is not None
@@ -186,17 +214,22 @@ class _Stream:
                         self._queues[part.index].put_nowait(part)
                 return
             except BackPressureError as full:
-                raise RequestError(
-                    429,
-                    f"The queue is full: {full.args[0]} requests wait for a replica. Try again later.",
-                    code="queue_full",
-                    retry_after=1,
-                ) from None
+                raise _full(full) from None
             except (RayError, RayServeException) as error:
                 if (begun and not self._whole) or attempt == MAX_ATTEMPTS:
                     raise _lost() from error
             finally:
                 response.cancel()
+
+
+def _full(full: BackPressureError) -> RequestError:
+    """The error of a request for which there is no room."""
+    return RequestError(
+        429,
+        f"The queue is full: {full.args[0]} requests wait for a replica. Try again later.",
+        code="queue_full",
+        retry_after=1,
+    )
 
 
 def _lost() -> RequestError:

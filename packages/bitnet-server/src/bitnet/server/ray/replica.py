@@ -10,6 +10,8 @@ from contextlib import aclosing
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+import numpy.typing as npt
 import ray
 from ray import serve
 from ray.serve.metrics import Gauge
@@ -27,6 +29,9 @@ from bitnet.server.request.errors import RequestError, as_request_error
 if TYPE_CHECKING:
     from ray.serve.handle import DeploymentHandle
 
+    from bitnet.core.model.pooling import Pooling
+
+F32 = npt.NDArray[np.float32]
 log = logging.getLogger("ray.serve")
 
 HEALTH_SECONDS = 10.0
@@ -92,6 +97,20 @@ class Answers:
             if answer.status == 500:
                 log.exception("a generation failed", exc_info=error)
             yield answer
+
+    async def vectors(
+        self, model: Model, work: Work, pooling: Pooling | None, *, normalize: bool
+    ) -> F32 | RequestError:
+        """Compute vectors of texts, ``float32[texts, d]``; an error is a value, as for :meth:`parts`."""
+        try:
+            made = await asyncio.to_thread(lambda: model.embed(work.prompts, pooling=pooling, normalize=normalize))
+        except Exception as error:
+            answer = as_request_error(error)
+            if answer.status == 500:
+                log.exception("vectors of texts failed", exc_info=error)
+            return answer
+        self.last = time.monotonic()
+        return made
 
     def readings(self, use: Use) -> Readings:
         """The replica's gauges.

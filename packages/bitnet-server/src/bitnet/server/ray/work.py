@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from array import array
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 
 from bitnet.core import Load
 from bitnet.core.hal import DeviceInfo
@@ -35,6 +37,17 @@ class Work(work.Work):
             model: Its hash.
         """
         return cls((), (), {}, 1, None, None, False, blocks=(), block_size=1, model=model)
+
+    @classmethod
+    def embedding(cls, texts: Sequence[Sequence[int]], model: int) -> Work:
+        """Texts whose vectors are wanted: prompts without an answer, of which no replica holds anything.
+
+        Args:
+            texts: Token ids of each.
+            model: As for :meth:`about`.
+        """
+        prompts = tuple(array("i", text) for text in texts)
+        return replace(cls.about(model), prompts=prompts, options={"max_tokens": 0})
 
     @property
     def expected_tokens(self) -> int:
