@@ -340,7 +340,7 @@ def install() -> Path:
             shutil.copyfile(Path(folder) / name, copy)
             copy.replace(place / name)
     for path in place.iterdir():
-        if path.name not in wanted:
+        if path.name not in wanted and not path.name.startswith("."):  # git's own file stays
             path.unlink()
     return place
 

@@ -114,7 +114,7 @@ def install(program: str) -> Path:
             shutil.copyfile(made, copy)
             copy.replace(place / made.name)
     for path in place.iterdir():
-        if path.name not in wanted:
+        if path.name not in wanted and not path.name.startswith("."):  # git's own file stays
             path.unlink()
     return place
 
