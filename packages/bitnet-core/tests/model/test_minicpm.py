@@ -100,8 +100,11 @@ def test_floats_are_no_masters(minicpm: Any) -> None:
         minicpm.open().weights["blk.0.attn_q"].load()
 
 
-def test_architectures_that_are_refused_with_a_reason(minicpm: Any) -> None:
-    minicpm.metadata["general.architecture"] = "clip"
-    with pytest.raises(ModelFileError, match="reads no images") as caught:
+@pytest.mark.parametrize(
+    ("name", "why"), [("clip", "reads no images"), ("hunyuan-dense", "come after the rotary embedding")]
+)
+def test_architectures_that_are_refused_with_a_reason(minicpm: Any, name: str, why: str) -> None:
+    minicpm.metadata["general.architecture"] = name
+    with pytest.raises(ModelFileError, match=why) as caught:
         minicpm.open()
     assert caught.value.field == "metadata 'general.architecture'"
