@@ -34,14 +34,16 @@ BEGINS = {
     "falcon": "<tool_call>\n",
     "mistral": "[TOOL_CALLS]",
     "mistral-named": "[TOOL_CALLS]",
+    "mistral-ids": "[TOOL_CALLS]",
     "deepseek": "<｜tool▁calls▁begin｜>",
+    "deepseek-bare": "<｜tool▁calls▁begin｜>",
     "minicpm": "<|tool_call_start|>",
     "llama": '"name": "weather"',
     "generic": '"name": "weather"',
 }
 
 
-LISTS = ("mistral", "deepseek", "minicpm")
+LISTS = ("mistral", "deepseek", "deepseek-bare", "minicpm")
 """Families whose calls end with a mark of their own. A script that has gone wrong would go on calling until the limit,
 so it may call once."""
 

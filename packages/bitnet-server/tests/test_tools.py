@@ -79,6 +79,20 @@ def named(*names: str) -> str:
     return "".join(f"[TOOL_CALLS]{n}[ARGS]{json.dumps(ARGUMENTS[n], ensure_ascii=False)}" for n in names)
 
 
+def named_with_ids(*names: str) -> str:
+    """As Mistral Small 3.2's template writes them."""
+    return named(*names).replace("[ARGS]", "[CALL_ID]abcdefghi[ARGS]")
+
+
+def bare_marks(*names: str) -> str:
+    """As DeepSeek V3.1's template writes them."""
+    calls = (
+        f"<｜tool▁call▁begin｜>{n}<｜tool▁sep｜>{json.dumps(ARGUMENTS[n], ensure_ascii=False)}<｜tool▁call▁end｜>"
+        for n in names
+    )
+    return f"<｜tool▁calls▁begin｜>{''.join(calls)}<｜tool▁calls▁end｜>"
+
+
 def fenced(*names: str) -> str:
     begin, end = "<｜tool▁call▁begin｜>", "<｜tool▁call▁end｜>"
     calls = (
@@ -101,7 +115,9 @@ FAMILIES: dict[str, tuple[str | None, Callable[..., str]]] = {
     "falcon": ("falcon3", tagged),
     "mistral": ("mistral", listed),
     "mistral-named": ("mistral-named", named),
+    "mistral-ids": ("mistral-named", named_with_ids),
     "deepseek": ("deepseek", fenced),
+    "deepseek-bare": ("deepseek-bare", bare_marks),
     "minicpm": ("minicpm4", pythonic),
     "llama": ("llama3", lambda *names: bare("parameters", *names)),
     "generic": (None, lambda *names: bare("arguments", *names)),
@@ -112,10 +128,11 @@ FAMILIES: dict[str, tuple[str | None, Callable[..., str]]] = {
 def templated(model: Model, name: str | None) -> Iterator[None]:
     """The model with a family's chat template."""
     if name is not None:
-        file = TEMPLATES / f"{name.removesuffix('-named')}.jinja"
+        file = TEMPLATES / f"{name.removesuffix('-named').removesuffix('-bare')}.jinja"
         source = file.read_text("utf-8").replace("(indent=4)", "")  # short, for the demo's context
         source = source.replace("<think>\\n", "")  # the scripts do not think
         source += "{# [ARGS] #}" if name.endswith("-named") else ""
+        source = source.replace("```json", "") if name.endswith("-bare") else source
         tokens = model.tokenizer
         template = ChatTemplate(source, bos_token=tokens.bos_token, eos_token=tokens.eos_token)
         model._file.__dict__["chat_template"] = template
@@ -143,7 +160,9 @@ def test_calls_reach_every_client(script_model: Model, running: Any, scripted: A
     with templated(script_model, name), running(script_model, names=("m",)) as server:
         chats, messages, lines = clients(server.url)
         answer = chats.chat.completions.create(model="m", messages=QUESTION, tools=TOOLS)
-        assert {"minicpm4": "def weather(", "deepseek": "weather: "}.get(str(name), '"maxLength"') in seen[0]
+        assert {"minicpm4": "def weather(", "deepseek": "weather: ", "deepseek-bare": "weather: "}.get(
+            str(name), '"maxLength"'
+        ) in seen[0]
         assert answer.choices[0].finish_reason == "tool_calls"
         message = answer.choices[0].message
         assert message.content is None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -252,15 +252,26 @@ def _marked_grammar(
     rules.append(f"call: {call}")
     for i, tool in enumerate(tools):
         schema = tool.parameters if required or tool.strict else ANY_OBJECT
-        before, after = literal(spelling.before.replace("{}", tool.name)), _literal(spelling.after)
+        before, after = _before(spelling, tool.name, literal), _literal(spelling.after)
         if spelling.python:
             arguments = made.keywords(_bounded(schema, tool.field))
         else:
             arguments = f"arguments_{i}"
             rules.append(f"{arguments}: %json {json.dumps(_compact(schema, tool.field))}")
         rules.append(f"call_{i}: {before} {arguments} {'id? ' if spelling is _MISTRAL_LIST else ''}{after}")
-    rules.append(r'id: ", \"id\": \"" /[A-Za-z0-9_-]{1,40}/ "\""')
+    rules += [r'id: ", \"id\": \"" /[A-Za-z0-9_-]{1,40}/ "\""', _CALL_ID]
     return "\n".join([*rules, *made.rules, *([PYTHON_TERMINALS] if spelling.python else [])])
+
+
+_CALL_ID = f"call_id: {literal(marks.CALL_ID)} /[A-Za-z0-9]{{9}}/"
+"""A call's id, which some of Mistral's models write between name and arguments."""
+
+
+def _before(spelling: Spelling, name: str, write: Callable[[str], str]) -> str:
+    """Lark of a call up to its arguments."""
+    if spelling is _MISTRAL:
+        return f"{write(name)} call_id? {write(marks.ARGS)}"
+    return write(spelling.before.replace("{}", name))
 
 
 def _literal(text: str) -> str:
@@ -294,10 +305,10 @@ def _lazy_marked_grammar(
     rules.append("call: " + " | ".join(f"call_{i}" for i in range(len(tools))))
     for i, (tool, schema) in enumerate(zip(tools, schemas, strict=True)):
         arguments = made.keywords(schema) if spelling.python else made.arguments(schema)
-        before, after = _loose(spelling.before.replace("{}", tool.name)), _loose(spelling.after)
+        before, after = _before(spelling, tool.name, _loose), _loose(spelling.after)
         ending = f"WS? {'id? ' if spelling is _MISTRAL_LIST else ''}{after}" if after else ""
         rules.append(f"call_{i}: {before} WS? {arguments} {ending}")
-    rules.append(r'id: "," WS? "\"id\"" WS? ":" WS? /"[A-Za-z0-9_-]{1,40}"/ WS?')
+    rules += [r'id: "," WS? "\"id\"" WS? ":" WS? /"[A-Za-z0-9_-]{1,40}"/ WS?', _CALL_ID]
     return "\n".join([*rules, *made.rules, PYTHON_TERMINALS if spelling.python else TERMINALS])
 
 
