@@ -10,7 +10,7 @@ import pytest
 pytestmark = pytest.mark.nightly  # SwiftShader compiles each kernel for seconds
 
 PARTS = ["ProbeTests", "LinearTests", "NormTests", "RowwiseTests", "RecurrentTests", "TransformTests"]
-PARTS += ["Int8CacheTests", "HeadTests", "TableTests", "BlockTableTests"]
+PARTS += ["Int8CacheTests", "HeadTests", "TableTests", "BlockTableTests", "ExpertTests"]
 PARTS += ["SampleTests", "PenaltyTests", "LogprobTests", "StartTests"]
 """Parts that pass on SwiftShader in a minute or two each. Others were not run to their end, or need threads."""
 
