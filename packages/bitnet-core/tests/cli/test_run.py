@@ -202,3 +202,9 @@ def test_the_first_command_of_the_readme(script: Bitnet) -> None:
     assert ran.status == 0, ran.err
     assert "42" in ran.out
     assert re.search(r"^requested=auto detected=\[.*cpu\] selected=\S+$", ran.err, re.MULTILINE)
+
+
+def test_a_file_without_a_draft_layer_is_an_error(bitnet: Bitnet, model: Path) -> None:
+    ran = bitnet("run", "-m", model, "--draft", model, "x")
+    assert ran.status == 4
+    assert "has no draft layer" in ran.err

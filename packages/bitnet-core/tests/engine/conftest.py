@@ -12,9 +12,11 @@ import pytest
 
 from bitnet.core.engine import Completion, Engine, GenerationOptions
 from bitnet.core.engine.preparer import Preparer
+from bitnet.core.engine.setup import make_drafter
 from bitnet.core.hal import Device, DeviceInfo, Executable, Limits, OpenOptions, Program, Weight
 from bitnet.core.model import ModelConfig
 from bitnet.core.model.cache import cache_layout
+from bitnet.core.model.draft import DraftLayer
 from bitnet.core.model.program import build_program
 from bitnet.core.model.weights import expected_weights
 from bitnet.core.reference import NUMPY_INFO, ReferenceDevice
@@ -171,6 +173,7 @@ def make_rig() -> Iterator[Callable[..., Rig]]:
         lookup: bool = False,
         state_entries: int = 0,
         tables: int | None = None,
+        draft: DraftLayer | None = None,
         **config: Any,
     ) -> Rig:
         shape = replace(CONFIG, **config)
@@ -183,10 +186,19 @@ def make_rig() -> Iterator[Callable[..., Rig]]:
             table[7, 3] = np.nan
             weights[nan_in] = dense(table)
         program = build_program(
-            shape, weights, limits=limits, num_blocks=num_blocks, block_size=block_size, state_entries=state_entries
+            shape,
+            weights,
+            limits=limits,
+            num_blocks=num_blocks,
+            block_size=block_size,
+            state_entries=state_entries,
+            hidden=draft is not None,
         )
         opened = device or ReferenceDevice(NUMPY_INFO)
         executable = opened.compile(program)
+        drafter = None
+        if draft is not None:
+            drafter = make_drafter(draft, weights, opened, executable, limits=limits, context=64, kv_dtype="f16")
         assert program.kv is not None
         preparer = Preparer(
             context=context or limits.max_blocks * block_size,
@@ -205,6 +217,7 @@ def make_rig() -> Iterator[Callable[..., Rig]]:
             features=features,
             state_entries=state_entries,
             windows=windows,
+            drafter=drafter,
         )
         made.append(Rig(engine, executable, program))
         return made[-1]
@@ -212,3 +225,5 @@ def make_rig() -> Iterator[Callable[..., Rig]]:
     yield make
     for rig in made:
         rig.executable.close()
+        if rig.engine.drafter is not None:
+            rig.engine.drafter.executable.close()

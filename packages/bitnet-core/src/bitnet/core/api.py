@@ -492,5 +492,8 @@ def _close(
             if selection is not None:
                 stack.callback(device.close)
             stack.callback(executable.close)
+        for engine in (replica.engine for replica in worker.replicas):
+            if engine.drafter is not None:
+                stack.callback(engine.drafter.executable.close)
         for embedder in embedders:
             stack.callback(embedder.close)

@@ -21,6 +21,7 @@ from bitnet.core.engine.worker import Worker
 from bitnet.core.errors import BitNetError, InvalidInputError, UnsupportedProgramError, brief
 from bitnet.core.hal import PREPARES, Device, DeviceType, Executable
 from bitnet.core.model.default import default_model_path
+from bitnet.core.model.draft import open_draft
 from bitnet.core.model.file import open_model
 from bitnet.core.support import env, system
 from bitnet.core.support.log import logger
@@ -31,6 +32,7 @@ if TYPE_CHECKING:
     from bitnet.core.devices.select import Selection
     from bitnet.core.gguf.ternary import I2SLayout
     from bitnet.core.hal import KVDtype
+    from bitnet.core.model.draft import DraftLayer
     from bitnet.core.model.file import ModelFile
 
 
@@ -49,6 +51,7 @@ def load_model(
     max_queue_tokens: int | None = None,
     deterministic: bool | None = None,
     prompt_lookup: bool = True,
+    draft: str | Path | None = None,
 ) -> Model:
     """Load a GGUF model onto a device.
 
@@ -81,9 +84,12 @@ def load_model(
             do this refuses the model. None: ``BITNET_DETERMINISTIC``, else false.
         prompt_lookup: Whether text that repeats a passage of the prompt or the answer is drafted from that passage and
             verified several tokens at a time, when measurements show that to be faster. The tokens are the same.
+        draft: A GGUF file with a layer of the model that predicts further tokens (``blk.N.nextn.*``), perhaps the
+            model's own file. Its predictions are verified like those of ``prompt_lookup``, where that is faster. None:
+            there is none.
 
     Raises:
-        ModelFileError: The file is not a model bitnet can run.
+        ModelFileError: The file is not a model bitnet can run, or ``draft`` holds no layer that fits it.
         HubError: The model cannot be downloaded from the hub.
         DeviceUnavailableError: The device is not available.
         OutOfMemoryError, DeviceError: The model does not fit the device, or the device failed.
@@ -102,6 +108,7 @@ def load_model(
         max_queue_tokens=max_queue_tokens,
         deterministic=env.flag("BITNET_DETERMINISTIC") if deterministic is None else deterministic,
         prompt_lookup=prompt_lookup,
+        draft=draft,
     ).checked()
     if not system.THREADS:
         raise InvalidInputError("this Python has no threads.", hint="Write `await load_model_async(...)`.")
@@ -168,7 +175,8 @@ def _load(local: Path | ByteSource, options: LoadOptions, worker: type[Worker]) 
     while True:
         file, places = _open(local, options)
         try:
-            return _make(file, places, options, worker)
+            draft = None if options.draft is None else open_draft(_file(options.draft, "draft"), file)
+            return _make(file, places, options, worker, draft)
         except BaseException as error:
             for selection, opened in places:
                 if selection is not None:
@@ -246,6 +254,7 @@ class LoadOptions:
     max_queue_tokens: int | None = None
     deterministic: bool = False
     prompt_lookup: bool = False
+    draft: str | Path | None = None
 
     def checked(self) -> LoadOptions:
         """The same, with whole numbers and truth values of numpy's made Python's.
@@ -269,9 +278,14 @@ def _local(path: str | Path | ByteSource | None) -> Path | ByteSource:
     """The path of a model's file, downloaded if need be, or where its bytes come from."""
     if isinstance(path, ByteSource):
         return path
-    if not (path is None or isinstance(path, PathLike) or (isinstance(path, str) and path)):
-        raise InvalidInputError(f"path is {brief(path)}; it must be the path of a GGUF file or a model on the hub.")
-    return Path(default_model_path() if path is None else hub.local_path(path))
+    return Path(default_model_path()) if path is None else _file(path, "path")
+
+
+def _file(path: str | Path, name: str) -> Path:
+    """The path of a GGUF file, downloaded if need be; ``name`` is the argument's."""
+    if not (isinstance(path, PathLike) or (isinstance(path, str) and path)):
+        raise InvalidInputError(f"{name} is {brief(path)}; it must be the path of a GGUF file or a model on the hub.")
+    return Path(hub.local_path(path))
 
 
 def _open(path: Path | ByteSource, options: LoadOptions) -> tuple[ModelFile, Places]:
@@ -294,7 +308,9 @@ def _open(path: Path | ByteSource, options: LoadOptions) -> tuple[ModelFile, Pla
     return open_model(path, i2s_layout=options.i2s_layout), [(None, device)]
 
 
-def _make(file: ModelFile, places: Places, options: LoadOptions, worker_type: type[Worker]) -> Model:
+def _make(
+    file: ModelFile, places: Places, options: LoadOptions, worker_type: type[Worker], draft: DraftLayer | None
+) -> Model:
     """Load the weights onto the devices, and start what runs them."""
     context = options.context
     if context is None:
@@ -312,6 +328,7 @@ def _make(file: ModelFile, places: Places, options: LoadOptions, worker_type: ty
                 step_tokens=options.step_tokens,
                 deterministic=options.deterministic,
                 lookup=options.prompt_lookup,
+                draft=draft,
                 first=computing,
             )
 
@@ -323,6 +340,8 @@ def _make(file: ModelFile, places: Places, options: LoadOptions, worker_type: ty
     ]
     worker = worker_type(*engines, max_queue=options.max_queue, max_queue_tokens=options.max_queue_tokens)
     file.gguf.check()
+    if draft is not None:
+        draft.file.check()
     warm_ups = []
     for replica, engine in zip(replicas, engines, strict=True):
         executable, info = replica.executable, replica.device.info

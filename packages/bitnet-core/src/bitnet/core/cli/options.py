@@ -1,4 +1,7 @@
-"""Options shared by several commands, named as in llama.cpp and Hugging Face tools."""
+"""Options shared by several commands, named as in llama.cpp and Hugging Face tools.
+
+Long, because it is one list, in which options for loading, sampling and thinking stand with what checks them.
+"""
 
 from __future__ import annotations
 
@@ -194,6 +197,21 @@ prompt_lookup_option = click.option(
     show_default=True,
     help="Draft text that repeats an earlier passage, if that is faster; the tokens are the same.",
 )
+
+
+def _absolute(ctx: click.Context, param: click.Parameter, value: Path | str | None) -> str | None:
+    """A file's whole name, which other processes find."""
+    return str(value.absolute()) if isinstance(value, Path) else value
+
+
+draft_option = click.option(
+    "--draft",
+    metavar="FILE",
+    type=ModelName(),
+    callback=_absolute,
+    shell_complete=_complete_model,
+    help="GGUF with a layer of the model that drafts further tokens (MTP); the tokens are the same.",
+)
 THREADS_DEFAULT = "[default: BITNET_THREADS, else one for each physical core]"
 context_option = click.option(
     "-c",
@@ -239,6 +257,7 @@ model_options = _together(
     i2s_layout_option,
     deterministic_option,
     prompt_lookup_option,
+    draft_option,
     verbose_option,
 )
 sampling_options = _together(
@@ -320,7 +339,17 @@ thinking_options = _together(
 )
 """Options for models that think before they answer."""
 
-LOAD_OPTIONS = ("device", "strict", "context", "threads", "kv_dtype", "i2s_layout", "deterministic", "prompt_lookup")
+LOAD_OPTIONS = (
+    "device",
+    "strict",
+    "context",
+    "threads",
+    "kv_dtype",
+    "i2s_layout",
+    "deterministic",
+    "prompt_lookup",
+    "draft",
+)
 """Options that are arguments of :func:`~bitnet.core.load_model`, under the same names."""
 
 

@@ -1,4 +1,7 @@
-"""The engine: requests in, steps of the device, tokens out."""
+"""The engine: requests in, steps of the device, tokens out.
+
+Long, because planning a step, running it and accepting its tokens share the state of one class.
+"""
 
 from __future__ import annotations
 
@@ -13,6 +16,7 @@ import numpy as np
 from bitnet.core.engine.background import BackgroundThread
 from bitnet.core.engine.blocks import BlockPool
 from bitnet.core.engine.bursts import Bursts
+from bitnet.core.engine.drafter import Drafter
 from bitnet.core.engine.pacing import HELD_SECONDS, Pace
 from bitnet.core.engine.penalty_slots import PenaltySlots
 from bitnet.core.engine.placement import Placement
@@ -66,6 +70,7 @@ class Engine:
         features: Names of the device's optional features.
         state_entries: Entries of the program's states; 0: it has none.
         windows: For each block table of the program, the positions that its layers attend to; None: all.
+        drafter: Makes drafts with a draft layer, if there is one.
     """
 
     def __init__(
@@ -81,6 +86,7 @@ class Engine:
         features: Collection[str] = (),
         state_entries: int = 0,
         windows: Sequence[int | None] = (None,),
+        drafter: Drafter | None = None,
     ) -> None:
         context = preparer.context
         needed = sum(most_blocks(window, context, kv.block_size, limits.max_tokens) for window in windows)
@@ -92,8 +98,15 @@ class Engine:
         self._executable, self._layout, self._block_size = executable, StepLayout(limits), kv.block_size
         self._check_weights, self._around, self._features = check, first, features
         self._pace = Pace(limits.max_tokens, looks_ahead=LOOK_AHEAD in features)
+        self.drafter = drafter
         self._scheduler = Scheduler(
-            limits, kv.num_blocks, kv.block_size, self._pace, state_entries=state_entries, windows=windows
+            limits,
+            kv.num_blocks,
+            kv.block_size,
+            self._pace,
+            state_entries=state_entries,
+            windows=windows,
+            drafter=drafter,
         )
         self.interrupted: Callable[[], bool] = never
         """Called between bursts: whether there is work other than the next tokens of the running sequences."""
@@ -202,7 +215,7 @@ class Engine:
             handed = time.perf_counter()
             began, seconds = handed, handed - began
             if plan.drafted:
-                pace.drafts.drafted(step.tokens - step.seqs, seconds)
+                pace.drafts.drafted(step.tokens - step.seqs, seconds - self._scheduler.drafts.making)
             elif step.tokens == step.seqs:
                 pace.drafts.plain(step.seqs, seconds / len(result.tokens))
 
@@ -238,7 +251,11 @@ class Engine:
     def usual_steps(self) -> Iterator[Step]:
         """Steps of the usual sizes, to prepare the device with."""
         return usual_steps(
-            self.limits, self.kv, self.preparer.context, features=self._features, lookup=self.preparer.lookup
+            self.limits,
+            self.kv,
+            self.preparer.context,
+            features=self._features,
+            lookup=self.preparer.lookup or self.drafter is not None,
         )
 
     def stand_ins(self) -> Iterator[Step]:
@@ -313,7 +330,7 @@ class Engine:
         sequences = [item.sequence for item in plan.work]
         if self.interrupted() or self._gone_back or any(sequence.finished for sequence in sequences):
             return False
-        return not self._scheduler.drafts(sequences)
+        return not self._scheduler.drafts.at_hand(sequences)
 
     def _begin(self, bursts: Bursts) -> bool:
         with self._around():
@@ -353,6 +370,8 @@ class Engine:
             fed: Whether the first of them follows a token that the previous burst sampled.
         """
         (tokens, logits, logprobs), row = result, 0
+        if self.drafter is not None:
+            self.drafter.next_rows(tokens.shape[1])
         for item in plan.work:
             if not item.rows:
                 continue
@@ -367,6 +386,9 @@ class Engine:
             if (top := sequence.logprobs_wanted) is not None and logprobs is not None:
                 reported = device_logprobs(logprobs, rows, drawn, top)
             sequence.accept(drawn, seen, reported, len(item.draft))
+            if self.drafter is not None:
+                of_last_pass = range(rows.start if item.draft else rows.stop - 1, rows.stop)
+                self.drafter.accepted(sequence, of_last_pass, drawn)
             # Every token but the last was also fed to the model, and so was the last one of the previous burst.
             sequence.placement.computed += (len(drawn) if item.draft else len(tokens)) - 1 + fed
             if plan.repeat > 1 and (sequence.needs_logits or sequence.appended) and not sequence.finished:

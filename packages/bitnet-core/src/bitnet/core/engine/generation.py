@@ -197,14 +197,23 @@ class Generation(TokenSequence):
 
     @property
     def looks_up(self) -> bool:
+        return self._lookup is not None and self._may_draft
+
+    @property
+    def _may_draft(self) -> bool:
         # A slot is updated one token at a time.
-        return self._lookup is not None and not self.needs_logits and not self.wants_slot
+        return not self.needs_logits and not self.wants_slot
 
     def draft(self, most: int) -> Draft:
-        if self._lookup is None or not self.looks_up or self._is_watched:
+        if self._lookup is None or not self._may_draft or self._is_watched:
             return NO_DRAFT
+        return self._lookup.propose(self.draft_room(most))
+
+    def draft_room(self, most: int) -> int:
+        if not self._may_draft or self._is_watched:
+            return 0
         left = self.steps_left if self._thought is None else min(self.steps_left, self._thought.steps_left)
-        return self._lookup.propose(min(most, left - 1))
+        return min(most, left - 1)
 
     @property
     def repeats(self) -> bool:
@@ -266,7 +275,7 @@ class Generation(TokenSequence):
         if drafted:
             self._drafted += drafted
             self._agreed += len(sampled) - 1
-            if self._lookup is not None and self._lookup.predicted:
+            if self._lookup is not None and self._lookup.predicted and not self.layer_draft:
                 self._predicted += drafted
                 self._agreed_predicted += len(sampled) - 1
 

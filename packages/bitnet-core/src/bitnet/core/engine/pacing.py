@@ -46,6 +46,8 @@ TIMING_BURST = 4
 COST_DECAY = 1 / 1024
 """Share by which the costs of larger drafts fall each time that a smaller draft is chosen. So a cost that was measured
 too high is tried again some day."""
+INITIAL_MAKING = 1 / 4
+"""Time to make a token of each draft before any was measured, as a share of a plain step's time."""
 INITIAL_COST = 1 / 8
 """Cost of a drafted token before any was measured, as a share of a plain step's time per sequence."""
 AVERAGE_SHARE = 1 / 8
@@ -64,6 +66,22 @@ class Burst(NamedTuple):
     total: int
 
 
+class DraftOption(NamedTuple):
+    """Drafts that a step could have.
+
+    Attributes:
+        drafts: One for each sequence; it may be empty.
+        making: Seconds that it takes to make a token of each; 0 if they are at hand.
+    """
+
+    drafts: Sequence[Draft]
+    making: float = 0.0
+
+    def seconds(self, size: int) -> float:
+        """Seconds to make at most ``size`` tokens of each."""
+        return self.making * min(size, max(len(draft.tokens) for draft in self.drafts))
+
+
 class DraftCosts:
     """Seconds that drafts add to a step, and whether they give more tokens per second than plain steps.
 
@@ -78,6 +96,8 @@ class DraftCosts:
         self._since = 0  # steps with drafts since a plain step was timed
         self._costs: dict[int, float] = {}  # seconds per drafted token, by size class
         self._timed = [0] * 32  # number of steps timed, by size class
+        self._making: dict[int, float] = {}  # seconds to make a token of each draft, by size class of the sequences
+        self._made = [0] * 32  # number of times that was timed
 
     @property
     def token(self) -> float:
@@ -96,21 +116,40 @@ class DraftCosts:
             drafts: One for each sequence; it may be empty.
             budget: Maximum drafted tokens of the step, all sequences together.
         """
-        seqs = len(drafts)
+        return self.choose_from([DraftOption(drafts)], budget)[1]
+
+    def choose_from(self, options: Sequence[DraftOption], budget: int) -> tuple[int, int]:
+        """The best of several options: its index, and the maximum tokens of each draft, as :meth:`choose` gives it."""
+        seqs = len(options[0].drafts)
         if seqs != self._seqs or self.stale:
-            return 0
-        best, chosen, fed = seqs / self._plain, 0, 0
-        for size in DRAFT_SIZES:
-            drafted = sum(min(size, len(draft.tokens)) for draft in drafts)
-            if drafted > budget:
-                break
-            rate = (seqs + sum(draft.gain(size) for draft in drafts)) / (self._plain + drafted * self._cost(drafted))
-            if rate > MIN_SPEEDUP * best:
-                best, chosen, fed = rate, size, drafted
+            return 0, 0
+        best, which, chosen, fed = seqs / self._plain, 0, 0, 0
+        for index, option in enumerate(options):
+            for size in DRAFT_SIZES:
+                drafted = sum(min(size, len(draft.tokens)) for draft in option.drafts)
+                if drafted > budget:
+                    break
+                tokens = seqs + sum(draft.gain(size) for draft in option.drafts)
+                rate = tokens / (self._plain + drafted * self._cost(drafted) + option.seconds(size))
+                if rate > MIN_SPEEDUP * best:
+                    best, which, chosen, fed = rate, index, size, drafted
         for size_class in self._costs:
             if size_class > fed.bit_length():
                 self._costs[size_class] *= 1 - COST_DECAY / len(self._costs)
-        return chosen
+        if options[-1].making and which < len(options) - 1:
+            self._making[seqs.bit_length()] = options[-1].making * (1 - COST_DECAY)
+        return which, chosen
+
+    def making(self, seqs: int) -> float:
+        """Seconds to make a token of a draft for each of ``seqs`` sequences, measured or estimated."""
+        return self._making.get(seqs.bit_length(), INITIAL_MAKING * self._plain)
+
+    def made(self, seqs: int, tokens: int, seconds: float) -> None:
+        """Record that it took ``seconds`` to make ``tokens`` tokens of a draft for each of ``seqs`` sequences."""
+        size_class = seqs.bit_length()
+        self._made[size_class] += 1
+        share = max(AVERAGE_SHARE, 1 / self._made[size_class])
+        self._making[size_class] = _average(self.making(seqs), max(MIN_SECONDS, seconds) / tokens, share)
 
     def plain(self, seqs: int, seconds: float) -> None:
         """Record that a step of ``seqs`` sequences without drafts took ``seconds`` per pass."""

@@ -21,8 +21,9 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from bitnet.core.engine.blocks import BlockPool, BlockTable, cached_prefix
-from bitnet.core.engine.pacing import DRAFT_SIZES, Pace
-from bitnet.core.engine.prompt_lookup import NO_DRAFT
+from bitnet.core.engine.drafter import Drafter
+from bitnet.core.engine.drafts import Drafts
+from bitnet.core.engine.pacing import Pace
 from bitnet.core.engine.sequence import TokenSequence
 from bitnet.core.engine.states import SequenceStates, StatePool
 from bitnet.core.hal import Limits
@@ -63,12 +64,6 @@ MAX_FOLLOWED = 4
 bursts would be too short; a snapshot is then left where a burst happens to end at a border."""
 
 
-def _keeps_its_entry(sequence: TokenSequence) -> bool:
-    """Whether the next step of a sequence reads no snapshot."""
-    states = sequence.placement.states
-    return states is None or states.source == states.entry
-
-
 def shares(wanted: list[int], budget: int) -> list[int]:
     """Split ``budget`` among prompts, given oldest first: an even share for the oldest, the rest for the shortest."""
     given = [0] * len(wanted)
@@ -94,8 +89,10 @@ class Scheduler:
         *,
         state_entries: int = 0,
         windows: Sequence[int | None] = (None,),
+        drafter: Drafter | None = None,
     ) -> None:
         self._limits, self._block_size, self._pace, self._windows = limits, block_size, pace, windows
+        self.drafts = Drafts(limits, pace, drafter)
         self._waiting: deque[TokenSequence] = deque()
         self._running: list[TokenSequence] = []  # in order of admission
         self.pool = BlockPool(num_blocks)
@@ -202,23 +199,12 @@ class Scheduler:
 
     def _drafted(self, work: list[Work]) -> list[Work]:
         """The work of decoding sequences with their drafts; empty if there are none, or if plain steps are faster."""
-        drafts = self.drafts([item.sequence for item in work])
+        drafts = self.drafts.made([item.sequence for item in work])
         if not drafts or not self._reserve(work, [1 + len(draft) for draft in drafts]):
             return []
         return [
             replace(item, rows=range(1 + len(draft)), draft=draft) for item, draft in zip(work, drafts, strict=True)
         ]
-
-    def drafts(self, sequences: Sequence[TokenSequence]) -> list[Sequence[int]]:
-        """Drafts to feed decoding sequences besides their next tokens; empty if there are none worth feeding."""
-        budget = min(self._limits.max_rows, self._limits.max_tokens) - len(sequences)
-        if budget < len(sequences):  # looking for drafts takes time, too
-            return []
-        drafts = [sequence.draft(DRAFT_SIZES[-1]) if _keeps_its_entry(sequence) else NO_DRAFT for sequence in sequences]
-        if not any(draft.tokens for draft in drafts):
-            return []
-        size = self._pace.drafts.choose(drafts, budget)
-        return [draft.tokens[:size] for draft in drafts] if size else []
 
     def _repeat(self, work: list[Work], most: int) -> int:
         """Number of tokens for which a step of decoding sequences can run without the host."""

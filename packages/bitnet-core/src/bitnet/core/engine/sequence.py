@@ -27,6 +27,7 @@ class TokenSequence(ABC):
         held: Whether it has logits, but not yet the tokens that it may choose.
         appended: Number of its last tokens that it added of its own when it accepted a result. No device chose them,
             and what the device has computed since does not follow them.
+        layer_draft: Whether the draft of its last step was made by a draft layer.
     """
 
     def __init__(self, number: int, tokens: Sequence[int]) -> None:
@@ -36,6 +37,7 @@ class TokenSequence(ABC):
         self.finished = False
         self.held = False
         self.appended = 0
+        self.layer_draft = False
 
     @property
     @abstractmethod
@@ -84,6 +86,10 @@ class TokenSequence(ABC):
     def draft(self, most: int) -> Draft:
         """A draft of at most ``most`` next tokens, to be verified in one step; empty if that is not possible."""
         return NO_DRAFT
+
+    def draft_room(self, most: int) -> int:
+        """Maximum tokens that a draft of any origin may have, at most ``most``."""
+        return 0
 
     @property
     def looks_up(self) -> bool:

@@ -8,6 +8,7 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, get_args
 
+from bitnet.core.engine.drafter import MAX_POSITIONS, Drafter
 from bitnet.core.engine.engine import Engine
 from bitnet.core.engine.preparer import Preparer
 from bitnet.core.engine.states import MAX_SNAPSHOTS
@@ -15,6 +16,7 @@ from bitnet.core.errors import InvalidInputError, ModelFileError, OutOfMemoryErr
 from bitnet.core.hal import Device, DeviceInfo, Executable, KVDtype, KVSpec, Limits, Program, Weight
 from bitnet.core.hal.check import check_features
 from bitnet.core.model.cache import cache_layout, most_blocks
+from bitnet.core.model.draft import build_draft_program
 from bitnet.core.model.program import BLOCK_SIZE, build_program
 from bitnet.core.model.rope import rope_bytes
 from bitnet.core.text.tokenizer import StreamDecoder
@@ -24,6 +26,7 @@ if TYPE_CHECKING:
 
     from bitnet.core.gguf.ternary import I2SLayout
     from bitnet.core.model.config import ModelConfig
+    from bitnet.core.model.draft import DraftLayer
     from bitnet.core.model.file import ModelFile
 
 DEFAULT_CONTEXT, LONGEST_DEFAULT = 4096, 131_072
@@ -197,9 +200,11 @@ def open_engine(
     step_tokens: int | None,
     deterministic: bool = False,
     lookup: bool = False,
+    draft: DraftLayer | None = None,
     first: Callable[[], AbstractContextManager[None]] = nullcontext,
 ) -> tuple[Engine, Executable]:
-    """Compile a model for a device. ``first`` is a context manager around the first step.
+    """Compile a model for a device, and the layer that makes drafts for it, if there is one. ``first`` is a context
+    manager around the first step.
 
     Raises:
         InvalidInputError: ``context``, ``kv_dtype``, ``max_seqs`` or ``step_tokens`` is out of range.
@@ -253,8 +258,14 @@ def open_engine(
         kv_dtype=kv_dtype,
         deterministic=deterministic,
         state_entries=max(1, entries),
+        hidden=draft is not None,
     )
     assert program.kv is not None
+    drafter = None
+    if draft is not None:
+        weights = file.weights_for(device.info.features)
+        sizes: dict[str, Any] = {"limits": limits, "context": context, "kv_dtype": kv_dtype}
+        drafter = make_drafter(draft, weights, device, executable, **sizes)
     tokenizer = file.tokenizer
     preparer = Preparer(
         context=context,
@@ -275,5 +286,39 @@ def open_engine(
         features=device.info.features,
         state_entries=entries,
         windows=windows,
+        drafter=drafter,
     )
     return engine, executable
+
+
+def make_drafter(
+    layer: DraftLayer,
+    weights: Mapping[str, Weight],
+    device: Device,
+    target: Executable,
+    *,
+    limits: Limits,
+    context: int,
+    kv_dtype: KVDtype,
+) -> Drafter:
+    """Compile a draft layer for the device of its model.
+
+    Args:
+        weights, limits: The model's.
+        context: Maximum tokens of a sequence.
+
+    Raises:
+        UnsupportedProgramError: The device lacks a feature that the layer needs.
+        OutOfMemoryError, KernelCompileError: The layer does not fit the device, or a kernel does not compile.
+    """
+    limits = Limits(
+        max_tokens=limits.max_rows,
+        max_seqs=limits.max_seqs,
+        max_rows=limits.max_seqs,
+        max_blocks=-(-min(context, MAX_POSITIONS) // BLOCK_SIZE),
+    )
+    blocks = limits.max_seqs * limits.max_blocks
+    program = build_draft_program(layer, weights, limits=limits, num_blocks=blocks, kv_dtype=kv_dtype)
+    check_features(program, device.info)
+    assert program.kv is not None
+    return Drafter(device.compile(program), target, limits=limits, kv=program.kv)

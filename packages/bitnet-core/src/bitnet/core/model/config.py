@@ -260,12 +260,12 @@ def shape_faults(*, hidden: int, heads: int, head_dim: int, ffn: int) -> Iterato
 
 
 def _layers(keys: Keys, family: Architecture) -> int:
-    """Layers without those after the last that predict further tokens, which bitnet does not run."""
+    """Layers without those after the last, which predict further tokens (:mod:`bitnet.core.model.draft`)."""
     layers = keys.integer("block_count")
     most = MAX_LAYERS if family.recurrent else MAX_WINDOWED
     if family.partly_rotated and layers > most:
         raise keys.error("block_count", f"is {layers}; the limit is {most}.")
-    if not family.recurrent or keys.get("nextn_predict_layers") in (None, 0):
+    if keys.get("nextn_predict_layers") in (None, 0):
         return layers
     further = keys.integer("nextn_predict_layers")
     if further >= layers:

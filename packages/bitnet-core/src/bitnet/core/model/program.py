@@ -7,6 +7,8 @@ same, with LayerNorms instead: ADR 0048). They differ in which norms have a weig
 operation. Qwen3.5's have recurrent layers besides those that attend, and perhaps transforms before products (ADR 0006).
 Maple's have mixtures of experts, layers that attend to a window and layers without positions (ADR 0007). Models for
 embeddings have a norm of each product's input, and Gemma 3's also norms of sub-layers' results (ADR 0125).
+
+Long, because all architectures share the layers that it builds.
 """
 
 from __future__ import annotations
@@ -79,6 +81,7 @@ def build_program(
     deterministic: bool = False,
     state_entries: int = 1,
     head: bool = True,
+    hidden: bool = False,
 ) -> Program:
     """The program of a model; it ends in ``Sample``, so that a step returns a token for each of its rows.
 
@@ -95,6 +98,8 @@ def build_program(
         deterministic: See :class:`~bitnet.core.hal.Program`.
         state_entries: Entries of the states of recurrent layers.
         head: If false, the program ends in the last norm instead, whose result is ``last``, ``f32[R, hidden]``.
+        hidden: Whether the tensor ``hidden``, ``f32[R, hidden]``, holds the rows of the last norm, without a transform,
+            after each pass. A draft layer continues them (:mod:`bitnet.core.model.draft`).
     """
     cos, sin = rope_tables(config, limits.max_blocks * block_size)
     used = dict(weights)
@@ -123,45 +128,31 @@ def build_program(
             ops += _recurrent_ops(config, layer)
             continue
         if config.output_gate:
-            used |= _split_queries(config, layer, used)
+            used |= split_queries(config, f"blk.{layer}.attn_q", used)
         if config.qkv_biases:
-            parts = [used.pop(f"blk.{layer}.attn_{part}.bias") for part in "qkv"]
-            used[f"blk.{layer}.attn_qkv.bias"] = _stacked([bias for bias in parts if isinstance(bias, DenseWeight)])
-        ops += _attention_ops(config, layer, *layout.places[attention])
+            used |= stacked_biases(layer, used)
+        ops += attention_ops(config, layer, *layout.places[attention])
         attention += 1
     stream, center = _stream(config)
+    norm = UNIT_NORM if config.layer_norms else "output_norm"
+    transform = _transform(config, config.hidden_size, head and folded is not None and folded.head)
     ops += [
         *center,
-        NormRows(
-            stream,
-            UNIT_NORM if config.layer_norms else "output_norm",
-            config.stream_eps,
-            "last",
-            _transform(config, config.hidden_size, head and folded is not None and folded.head),
-        ),
+        *([NormRows(stream, norm, config.stream_eps, "hidden")] if hidden else []),
+        NormRows(stream, norm, config.stream_eps, "last", transform),
     ]
     if head:
         ops += [DenseMatmul("last", output, "logits"), Sample("logits", "next")]
 
-    hidden, heads_width = config.hidden_size, config.heads * config.head_dim
+    width = config.hidden_size
     if config.layer_norms:
-        used[UNIT_NORM] = DenseWeight((hidden,), "f32", lambda: np.ones(hidden, np.float32))
+        used[UNIT_NORM] = DenseWeight((width,), "f32", lambda: np.ones(width, np.float32))
     tensors = (
-        *(TensorSpec(op.out, "f32", ("M", hidden)) for op in center),
-        TensorSpec("x", "f32", ("M", hidden)),
-        TensorSpec("q8", "i8", ("M", hidden)),
-        TensorSpec("q8_scale", "f32", ("M",)),
-        TensorSpec("qkv", "f32", ("M", (config.heads + 2 * config.kv_heads) * config.head_dim)),
-        TensorSpec("attn", "f32", ("M", heads_width)),
-        TensorSpec("attn_q8", "i8", ("M", heads_width)),
-        TensorSpec("attn_q8_scale", "f32", ("M",)),
-        *([TensorSpec("gate", "f32", ("M", heads_width))] if config.output_gate else []),
-        *([TensorSpec("normed", "f32", ("M", hidden))] if config.input_norms else []),
-        *([TensorSpec("branch", "f32", ("M", hidden))] if config.family.sandwiched else []),
+        *(TensorSpec(op.out, "f32", ("M", width)) for op in center),
+        *attention_tensors(config),
         *_recurrent_tensors(config),
-        *_feed_forward_tensors(config),
-        TensorSpec("last", "f32", ("R", hidden)),
-        *([TensorSpec("logits", "f32", ("R", config.vocab_size)), TensorSpec("next", "i32", ("R",))] if head else []),
+        *(head_tensors(config) if head else [TensorSpec("last", "f32", ("R", width))]),
+        *([TensorSpec("hidden", "f32", ("R", width))] if hidden else []),
     )
     return Program(
         ops=ops,
@@ -173,6 +164,33 @@ def build_program(
         deterministic=deterministic,
         states=state_specs(config, state_entries),
     )
+
+
+def attention_tensors(config: ModelConfig) -> list[TensorSpec]:
+    """Tensors of layers that attend: the residual stream, and those of the attention and the MLP."""
+    hidden, heads_width = config.hidden_size, config.heads * config.head_dim
+    return [
+        TensorSpec("x", "f32", ("M", hidden)),
+        TensorSpec("q8", "i8", ("M", hidden)),
+        TensorSpec("q8_scale", "f32", ("M",)),
+        TensorSpec("qkv", "f32", ("M", (config.heads + 2 * config.kv_heads) * config.head_dim)),
+        TensorSpec("attn", "f32", ("M", heads_width)),
+        TensorSpec("attn_q8", "i8", ("M", heads_width)),
+        TensorSpec("attn_q8_scale", "f32", ("M",)),
+        *([TensorSpec("gate", "f32", ("M", heads_width))] if config.output_gate else []),
+        *([TensorSpec("normed", "f32", ("M", hidden))] if config.input_norms else []),
+        *([TensorSpec("branch", "f32", ("M", hidden))] if config.family.sandwiched else []),
+        *_feed_forward_tensors(config),
+    ]
+
+
+def head_tensors(config: ModelConfig) -> list[TensorSpec]:
+    """Tensors of the last norm, the head and the sampling."""
+    return [
+        TensorSpec("last", "f32", ("R", config.hidden_size)),
+        TensorSpec("logits", "f32", ("R", config.vocab_size)),
+        TensorSpec("next", "i32", ("R",)),
+    ]
 
 
 def _feed_forward_tensors(config: ModelConfig) -> list[TensorSpec]:
@@ -212,9 +230,8 @@ def _transform(config: ModelConfig, width: int, wanted: bool = True) -> Transfor
     return Transform(folded.block, _signs(width) if width in folded.signs else None)
 
 
-def _split_queries(config: ModelConfig, layer: int, weights: Mapping[str, Weight]) -> dict[str, Weight]:
+def split_queries(config: ModelConfig, name: str, weights: Mapping[str, Weight]) -> dict[str, Weight]:
     """``attn_q`` in two: the rows of queries, and those of their gates, which follow each head's in the file."""
-    name = f"blk.{layer}.attn_q"
     both = weights[name]
     assert isinstance(both, TernaryWeight)
     rows = np.arange(both.shape[0]).reshape(config.heads, 2, config.head_dim)
@@ -229,6 +246,12 @@ def _rows_of(weight: TernaryWeight, rows: npt.NDArray[np.int64]) -> TernaryWeigh
         return TernaryData(codes[rows], scale if weight.group is None else scale[rows])
 
     return replace(weight, shape=(len(rows), weight.shape[1]), load=load, rows=None)
+
+
+def stacked_biases(layer: int, weights: dict[str, Weight]) -> dict[str, Weight]:
+    """The biases of q, k and v of a layer as one weight; they are removed from ``weights``."""
+    parts = [weights.pop(f"blk.{layer}.attn_{part}.bias") for part in "qkv"]
+    return {f"blk.{layer}.attn_qkv.bias": _stacked([bias for bias in parts if isinstance(bias, DenseWeight)])}
 
 
 def _stacked(vectors: Sequence[DenseWeight]) -> DenseWeight:
@@ -283,7 +306,7 @@ def _recurrent_ops(config: ModelConfig, layer: int) -> list[Op]:
     ]
 
 
-def _attention_ops(config: ModelConfig, layer: int, table: int, cache: int) -> list[Op]:
+def attention_ops(config: ModelConfig, layer: int, table: int, cache: int) -> list[Op]:
     """Attention and MLP of one layer, each adding to the residual stream ``x``. ``cache`` is its layer of the cache,
     whose blocks the block table ``table`` finds."""
 

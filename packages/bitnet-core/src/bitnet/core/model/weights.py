@@ -125,28 +125,26 @@ def bind_weights(file: GGUFFile, config: ModelConfig, layout: I2SLayout) -> Mapp
     if isinstance(config.rope_scaling, LongRope):
         known |= {"rope_factors_short.weight", "rope_factors_long.weight"}
     factors = folded_scales(config)
-    shared = _scales_of(file, config)
+    shared = scales_of(file, config, *next(one for one in expected_weights(config) if one[1].kind == "ternary"))
     for name, expected in expected_weights(config):
-        kind, shape = expected
-        tensor = file.tensors.get(expected.tensor(name))
-        if tensor is None:
-            raise file.error("is missing.", tensor=expected.tensor(name))
-        if tensor.shape != shape:
-            raise file.error(
-                f"has the shape {tensor.shape}; according to the metadata it must be {shape}.", tensor=tensor.name
-            )
+        kind, _ = expected
+        tensor = found(file, name, expected, "according to the metadata")
         if kind == "ternary":
             # llama.cpp stores the scale separately for packed weights; bitnet.cpp's converter gives it another name.
             apart = f"{name}.weight_scale" if tensor.type in LOOKUP_TYPES else f"{name}.scale"
             scale = file.tensors.get(apart)
             if scale is None and tensor.type in LOOKUP_TYPES:
                 raise file.error("is missing.", tensor=apart)
-            weights[name] = _ternary(file, config, tensor, scale, layout, shared)
+            weights[name] = bound_ternary(file, config, tensor, scale, layout, shared)
             known.add(apart)
         else:
-            weights[name] = _dense(file, tensor, kind, factors.get(name, 1.0))
+            weights[name] = bound_dense(file, tensor, kind, factors.get(name, 1.0))
         known.add(tensor.name)
-    unknown = next((name for name in file.tensors if name not in known and not _unused(config, name)), None)
+    drafts = config.family.recurrent or file.metadata.get(f"{config.architecture}.nextn_predict_layers") not in (
+        None,
+        0,
+    )
+    unknown = next((name for name in file.tensors if name not in known and not _unused(config, name, drafts)), None)
     if unknown is not None:
         raise file.error(f"is not part of the architecture {config.architecture} as bitnet runs it.", tensor=unknown)
     if config.tied_embeddings:
@@ -154,12 +152,26 @@ def bind_weights(file: GGUFFile, config: ModelConfig, layout: I2SLayout) -> Mapp
     return weights
 
 
-def _unused(config: ModelConfig, name: str) -> bool:
-    """Whether a tensor is a part of the model that bitnet does not run: a vision tower, or layers after the last, which
-    predict further tokens."""
+def found(file: GGUFFile, name: str, expected: Expected, why: str) -> TensorInfo:
+    """The tensor of a weight; ``why`` begins the sentence that says which shape it must have.
+
+    Raises:
+        ModelFileError: It is missing, or of another shape.
+    """
+    tensor = file.tensors.get(expected.tensor(name))
+    if tensor is None:
+        raise file.error("is missing.", tensor=expected.tensor(name))
+    if tensor.shape != expected.shape:
+        raise file.error(f"has the shape {tensor.shape}; {why} it must be {expected.shape}.", tensor=tensor.name)
+    return tensor
+
+
+def _unused(config: ModelConfig, name: str, drafts: bool) -> bool:
+    """Whether a tensor is a part that the model does not need: a vision tower or, if there may be ``drafts``, layers
+    after the last, which predict further tokens (:mod:`bitnet.core.model.draft`)."""
     layer = name.removeprefix("blk.").partition(".")[0]
     further = name.startswith("blk.") and layer.isdecimal() and len(layer) < 9 and int(layer) >= config.layers
-    return config.family.recurrent and (further or name.startswith(("v.", "mm.")))
+    return (drafts and further) or (config.family.recurrent and name.startswith(("v.", "mm.")))
 
 
 def _check_folded(file: GGUFFile, config: ModelConfig, hadamard: Hadamard) -> None:
@@ -210,7 +222,7 @@ def ternary_tables(file: GGUFFile, config: ModelConfig) -> Mapping[str, TernaryW
         file.release(tensor)
         if not threes:
             factor = folded_scales(config).get(name, 1.0)
-            tables[name] = _ternary(file, config, tensor, None, "official", "block", factor)
+            tables[name] = bound_ternary(file, config, tensor, None, "official", "block", factor)
     if config.tied_embeddings and "token_embd" in tables:
         tables["output"] = tables["token_embd"]
     return tables
@@ -250,9 +262,8 @@ def _blocks(file: GGUFFile, tensor: TensorInfo) -> BlockWeight:
     return BlockWeight((tensor.shape[0], tensor.shape[1]), dtype, load, lambda: file.release(tensor))
 
 
-def _scales_of(file: GGUFFile, config: ModelConfig) -> Scales:
-    """What shares a scale in the first projection, except for blocks of zeros, whose scale means nothing."""
-    name, expected = next(one for one in expected_weights(config) if one[1].kind == "ternary")
+def scales_of(file: GGUFFile, config: ModelConfig, name: str, expected: Expected) -> Scales:
+    """What shares a scale in the first projection, ``name``, except for blocks of zeros, whose scale means nothing."""
     first = file.tensors.get(f"{name}.weight")
     if first is None or first.type not in BLOCK_TYPES or f"{name}.scale" in file.tensors:
         return "tensor"
@@ -287,7 +298,7 @@ def _one_a_row(scales: npt.NDArray[Any], first: int) -> npt.NDArray[Any]:
     return shared
 
 
-def _ternary(
+def bound_ternary(
     file: GGUFFile,
     config: ModelConfig,
     tensor: TensorInfo,
@@ -338,7 +349,9 @@ def _ternary(
     return TernaryWeight(shape, load, lambda: file.release(tensor), group, None if group is None else rows)
 
 
-def _dense(file: GGUFFile, tensor: TensorInfo, kind: Literal["dense", "norm", "bias"], factor: float) -> DenseWeight:
+def bound_dense(
+    file: GGUFFile, tensor: TensorInfo, kind: Literal["dense", "norm", "bias"], factor: float
+) -> DenseWeight:
     """A dense tensor times ``factor``. Norms, biases, and floats changed by a factor become f32; F32 and F16 stay as
     they are. Other types become f16, which rounds quantised values by up to 2⁻¹¹ (ADR 0034)."""
     if tensor.type not in DECODERS:
