@@ -8,7 +8,9 @@ each turn: of a decode of 32 tokens, and of a prompt of some 190.
 
 from __future__ import annotations
 
+import argparse
 import asyncio
+import sys
 from collections.abc import Sequence
 
 from bitnet.core import load_model_async
@@ -43,6 +45,11 @@ async def main(devices: Sequence[str]) -> None:
 
 
 if __name__ == "__main__":
+    if sys.platform != "emscripten":
+        raw = argparse.RawDescriptionHelpFormatter
+        parser = argparse.ArgumentParser(description=__doc__, formatter_class=raw)
+        parser.parse_args()
+        parser.error("runs in Pyodide alone; --help says how")
     found = [info.name for info in BACKEND.probe().devices]
     # Pyodide's loop runs already, and goes on with the task after this line.
     tasks = [asyncio.ensure_future(main([found[0], found[-1]]))]

@@ -34,6 +34,7 @@ def test_help_is_asked_for(tool: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("command", "says"),
     [
+        ("bench_browser", "runs in Pyodide alone"),
         ("bench_chain none:0", "only CUDA devices can be measured, such as cuda:0"),
         ("bench_device none:0", "there is no device 'none:0'"),
         ("bench_host --rounds 0", "0 is too few: the least is 1"),
