@@ -118,14 +118,35 @@ class Rig:
     def one(self, prompt: Sequence[int], **options: Any) -> Completion:
         return self.run([prompt], **options)[0]
 
+    def arriving(
+        self,
+        asked: Sequence[tuple[Sequence[int], dict[str, Any]]],
+        rng: np.random.Generator,
+        check: Callable[[], None] = lambda: None,
+    ) -> list[Completion]:
+        """Continue prompts with their options, up to three of which arrive before each step; ``check`` follows it."""
+        waiting, numbers, done = list(asked), [], dict[int, Any]()
+        while waiting or self.engine.busy:
+            for _ in range(int(rng.integers(0, 4)) if self.engine.busy else 1):
+                if waiting:
+                    prompt, options = waiting.pop(0)
+                    sequences = self.engine.preparer.prepare(prompt, GenerationOptions(**options))
+                    numbers.append(sequences[0].number)
+                    self.engine.add(sequences)
+            done |= self.step()
+            check()
+        return [done[number] for number in numbers]
+
     def finish(self) -> dict[int, Any]:
         """Step until nothing is left; results by sequence number."""
-        done = {}
+        done = dict[int, Any]()
         while self.engine.busy:
-            for update in self.engine.step():
-                if update.result is not None:
-                    done[update.sequence] = update.result
+            done |= self.step()
         return done
+
+    def step(self) -> dict[int, Any]:
+        """One step; the results of what ended in it, by sequence number."""
+        return {update.sequence: update.result for update in self.engine.step() if update.result is not None}
 
     @property
     def free_blocks(self) -> int:

@@ -119,22 +119,6 @@ def requests(rng: np.random.Generator, count: int) -> list[tuple[list[int], dict
     return made
 
 
-def answers(rig: Any, asked: Sequence[tuple[list[int], dict[str, Any]]], rng: np.random.Generator) -> list[Any]:
-    """The completions of all requests, which arrive while others run."""
-    waiting, numbers, done = list(asked), [], dict[int, Any]()
-    while waiting or rig.engine.busy:
-        for _ in range(int(rng.integers(0, 4)) if rig.engine.busy else 1):
-            if waiting:
-                prompt, options = waiting.pop(0)
-                sequences = rig.engine.preparer.prepare(prompt, GenerationOptions(**options))
-                numbers.append(sequences[0].number)
-                rig.engine.add(sequences)
-        for update in rig.engine.step():
-            if update.result is not None:
-                done[update.sequence] = update.result
-    return [done[number] for number in numbers]
-
-
 LIMITS = Limits(max_tokens=32, max_seqs=4, max_rows=16, max_blocks=32)
 
 
@@ -149,7 +133,7 @@ def test_tokens_are_the_same(
     more = {"limits": LIMITS, "tied_embeddings": True}
     plain = make_rig(device, **more)
     wanted = [plain.one(prompt, **options) for prompt, options in asked]
-    rig = make_rig(device, num_blocks=60, draft=layer(echo=echo, tied_embeddings=True), lookup=lookup, **more)
+    rig = make_rig(device, num_blocks=40, draft=layer(echo=echo, tied_embeddings=True), lookup=lookup, **more)
     rig.engine._pace.drafts = chance = Chance(rng)
     left, leave = list[Any](), rig.engine._scheduler._leave_cache
 
@@ -158,7 +142,7 @@ def test_tokens_are_the_same(
         leave(sequence)
 
     rig.engine._scheduler._leave_cache = counted
-    done = answers(rig, asked, rng)
+    done = rig.arriving(asked, rng)
     for name in ("tokens", "finish_reason", "logprobs"):
         assert [getattr(c, name) for c in done] == [getattr(c, name) for c in wanted], name
     drafted, accepted = (sum(getattr(c.timings, f"{name}_tokens") for c in done) for name in ("drafted", "accepted"))
@@ -167,7 +151,7 @@ def test_tokens_are_the_same(
     assert lookup or (accepted > drafted / 4 if echo else accepted < drafted / 4)
     assert len(left) > len(asked), "nobody was preempted"
     assert any(c.timings.cached_tokens for c in done)
-    assert rig.free_blocks == 60
+    assert rig.free_blocks == 40
 
 
 @REAL
@@ -181,7 +165,7 @@ def test_tokens_of_hybrid_models_are_the_same(
     draft = layer(echo=True, tied_embeddings=True, **HYBRID)
     rig = make_rig(device, limits=LIMITS, num_blocks=80, state_entries=8, tied_embeddings=True, draft=draft, **HYBRID)
     rig.engine._pace.drafts = Chance(rng)
-    done = answers(rig, asked, rng)
+    done = rig.arriving(asked, rng)
     assert [c.tokens for c in done] == [c.tokens for c in wanted]
     assert sum(c.timings.drafted_tokens for c in done) > 40
 

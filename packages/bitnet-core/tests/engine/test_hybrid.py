@@ -49,19 +49,8 @@ def requests(rng: np.random.Generator, count: int) -> list[tuple[list[int], dict
 
 def answers(rig: Any, asked: Sequence[tuple[list[int], dict[str, Any]]], rng: np.random.Generator) -> list[list[int]]:
     """The tokens of all requests, which arrive while others run."""
-    waiting, numbers, done = list(asked), [], dict[int, Any]()
-    while waiting or rig.engine.busy:
-        for _ in range(int(rng.integers(0, 4)) if rig.engine.busy else 1):
-            if waiting:
-                prompt, options = waiting.pop(0)
-                sequences = rig.engine.preparer.prepare(prompt, GenerationOptions(**options))
-                numbers.append(sequences[0].number)
-                rig.engine.add(sequences)
-        for update in rig.engine.step():
-            if update.result is not None:
-                done[update.sequence] = update.result
-        nothing_leaks(rig, idle=not rig.engine.busy)
-    return [list(done[number].tokens) for number in numbers]
+    done = rig.arriving(asked, rng, lambda: nothing_leaks(rig, idle=not rig.engine.busy))
+    return [list(completion.tokens) for completion in done]
 
 
 def nothing_leaks(rig: Any, *, idle: bool) -> None:
