@@ -201,7 +201,7 @@ def check(layer: Layer, trace: Floats, out: Floats) -> None:
 
 
 def attention(layer: Layer, qkv: Floats) -> NDArray[np.float64]:
-    """Of one token behind the cached positions, whose own k and v are stored as f16: [layers, HIDDEN]."""
+    """Attention of one token behind the cached positions, whose own k and v are stored as f16: [layers, HIDDEN]."""
     count = len(qkv)
     own = qkv[:, HIDDEN:].reshape(count, 2, KV_HEADS, DIM).astype(np.float16).astype(np.float64)
     q = qkv[:, :HIDDEN].reshape(count, KV_HEADS, GROUP, DIM).astype(np.float64)
