@@ -4,15 +4,17 @@
     uv run tools/bench_http.py -m model.gguf --device cuda:0      # over a real one
 
 The engine's requests are read by a thread each; those of the server by ``bitnet bench-serve``, which is a process of
-its own. With ``--agent`` they are chats with a tool, whose grammar waits for a call, and half of each answer is a
-thought; the engine's stay plain. Each number is the best of the rounds, which take turns. ``--profile`` prints where
-the server's event loop spends its time; ``--idle`` opens connections that send nothing.
+its own. ``--answers`` names what is sent: ``plain`` completions; chats whose answers are half a ``thinking`` one; chats
+with ``tools``, whose grammar waits for a call; or both, as an ``agent`` sends them. The engine's requests stay plain.
+Engine and HTTP take turns, and each number is the median of the rounds, that of the ratio, too. ``--profile`` prints
+where the server's event loop spends its time; ``--idle`` opens connections that send nothing.
 """
 
 from __future__ import annotations
 
 import argparse
 import cProfile
+import itertools
 import json
 import pstats
 import socket
@@ -42,6 +44,7 @@ AGENT = (
 )
 """A chat template such as agents' models have: it opens a thought, and tools are called by a tag."""
 TOOL = {"name": "weather", "parameters": {"type": "object", "properties": {"city": {"type": "string"}}}}
+ANSWERS = ("plain", "thinking", "tools", "agent")
 SAMPLING: dict[str, dict[str, float]] = {"greedy": {}, "top_p": {"temperature": 0.8, "top_p": 0.95}}
 
 
@@ -77,9 +80,9 @@ def engine_alone(model: Model, streams: int, given: argparse.Namespace, sampling
 
 
 def through_http(
-    url: str, loop: Callable[[], float], streams: int, given: argparse.Namespace, sampling: dict[str, float]
+    url: str, loop: Callable[[], float], streams: int, given: argparse.Namespace, sampling: dict[str, float], kind: str
 ) -> dict[str, float]:
-    """The same by ``bitnet bench-serve``, and what the event loop's thread spends a token."""
+    """The same for one of :data:`ANSWERS` by ``bitnet bench-serve``, and the event loop's time a token."""
     command = [sys.executable, "-m", "bitnet.core", "bench-serve", "--json", "--ignore-eos", "--base-url", url]
     options = {
         "endpoint": given.endpoint,
@@ -90,12 +93,10 @@ def through_http(
         **({"request-rate": given.rate} if given.rate else {}),
         **{name.replace("_", "-"): value for name, value in sampling.items()},
     }
-    if given.agent:
-        tools = [{"type": "function", "function": TOOL}]
-        options |= {
-            "endpoint": "chat",
-            "extra-body": json.dumps({"tools": tools, "thinking_token_budget": given.tokens // 2}),
-        }
+    if kind != "plain":
+        thinks = {"thinking_token_budget": given.tokens // 2 if kind in ("thinking", "agent") else 0}
+        calls = {"tools": [{"type": "function", "function": TOOL}]} if kind in ("tools", "agent") else {}
+        options |= {"endpoint": "chat", "extra-body": json.dumps({**thinks, **calls})}
     spent, looped = time.process_time(), loop()
     done = subprocess.run(
         [*command, *(f"--{name}={value}" for name, value in options.items())], stdout=subprocess.PIPE, check=True
@@ -154,7 +155,7 @@ def main() -> None:
     parser.add_argument("--tokens", type=positive, default=512)
     parser.add_argument("--rate", type=float, help="requests a second, at random times; all at once if left out")
     parser.add_argument("--endpoint", default="completions")
-    parser.add_argument("--agent", action="store_true", help="chats that think, with a tool")
+    parser.add_argument("--answers", choices=ANSWERS, nargs="+", default=["plain"])
     parser.add_argument("--rounds", type=positive, default=3)
     parser.add_argument("--idle", type=int, default=0, help="connections that send nothing meanwhile")
     parser.add_argument("--profile", action="store_true")
@@ -165,7 +166,7 @@ def main() -> None:
     profile = cProfile.Profile() if given.profile else None
     with ExitStack() as stack:
         used = stack.enter_context(model if model is not None else waiting_model(given.step_ms / 1e3, places))
-        if given.agent:
+        if given.answers != ["plain"]:
             tokenizer = used.tokenizer
             template = ChatTemplate(AGENT, bos_token=tokenizer.bos_token, eos_token=tokenizer.eos_token)
             used._file.__dict__["chat_template"] = template
@@ -176,23 +177,26 @@ def main() -> None:
             stack.enter_context(socket.create_connection(address))
         name = used.device.name if real else f"a device that takes {given.step_ms:g} ms"
         print(f"{name}; prompts of {given.prompt}, answers of {given.tokens} tokens, {given.idle} idle")
-        for streams in given.streams:
-            for drawn in given.sampling:
-                pairs = [
-                    (
-                        engine_alone(used, streams, given, SAMPLING[drawn]),
-                        through_http(url, loop, streams, given, SAMPLING[drawn]),
-                    )
-                    for _ in range(given.rounds)
-                ]
-                engine, http = (max(side, key=lambda found: found["rate"]) for side in zip(*pairs, strict=True))
-                print(
-                    f"{streams:3} streams {drawn:7} engine {engine['rate']:9,.0f} tokens/s, HTTP {http['rate']:9,.0f}: "
-                    f"{http['rate'] / engine['rate']:.1%}; TTFT {engine['ttft']:,.1f} and {http['ttft']:,.1f} ms; "
-                    f"processor time a token {engine['cpu']:.1f} and {http['cpu']:.1f} us, "
-                    f"of which the event loop {http['loop']:.1f}",
-                    flush=True,
+        for streams, drawn, kind in itertools.product(given.streams, given.sampling, given.answers):
+            pairs = [
+                (
+                    engine_alone(used, streams, given, SAMPLING[drawn]),
+                    through_http(url, loop, streams, given, SAMPLING[drawn], kind),
                 )
+                for _ in range(given.rounds)
+            ]
+            ratios = [http["rate"] / engine["rate"] for engine, http in pairs]
+            engine, http = (
+                {name: statistics.median(r[name] for r in side) for name in side[0]}
+                for side in zip(*pairs, strict=True)
+            )
+            print(
+                f"{streams:3} streams {drawn:6} {kind:8} engine {engine['rate']:9,.1f} tokens/s, HTTP "
+                f"{http['rate']:9,.1f}: {statistics.median(ratios):.1%} ({min(ratios):.1%} to {max(ratios):.1%}); "
+                f"TTFT {engine['ttft']:,.1f} and {http['ttft']:,.1f} ms; processor time a token {engine['cpu']:.1f} "
+                f"and {http['cpu']:.1f} us, of which the event loop {http['loop']:.1f}",
+                flush=True,
+            )
     if profile is not None:
         pstats.Stats(profile).sort_stats("tottime").print_stats(30)
 

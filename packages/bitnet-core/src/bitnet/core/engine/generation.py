@@ -69,6 +69,7 @@ class Generation(TokenSequence):
         self._at_most: FinishReason = "length" if self._most == options.max_tokens else "context"
         self._stop_reason: int | str | None = None
         self._counts: Counter[int] = Counter()
+        self._reshapes = options.changes_logits
         self._logprobs: list[TokenLogprob] = []
         asked = options.prompt_logprobs
         self._of_prompt = None if asked is None else PromptLogprobs(prompt, asked)
@@ -105,11 +106,12 @@ class Generation(TokenSequence):
 
     @property
     def _must_go_on(self) -> bool:
-        return self._generated < self._options.min_tokens
+        least = self._options.min_tokens
+        return least > 0 and self._generated < least
 
     @property
     def _changes_logits(self) -> bool:
-        return self._options.changes_logits or self._must_go_on
+        return self._reshapes or self._must_go_on
 
     @property
     def _read_on_host(self) -> bool:
@@ -263,7 +265,7 @@ class Generation(TokenSequence):
         if logits is not None and self._options.logprobs is not None:
             self._logprobs += [token_logprob(logits[0], token, self._options.logprobs) for token in new]
         self._logprobs += reported[: len(new)]
-        if self._options.changes_logits:
+        if self._reshapes:
             self._counts.update(new)
         self._times += [now] * len(new)
         self.tokens += new

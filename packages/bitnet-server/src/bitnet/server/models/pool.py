@@ -255,6 +255,7 @@ class Pool:
         except BitNetError:
             service.close()
             raise
+        service.model.tokenizer.prepare()  # else each of the first prompts would wait for a part of the vocabulary
         if one.source.reloads:  # only in the server's own process, not in a program that hosts it
             set_aside()
             give_back()
