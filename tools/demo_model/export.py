@@ -55,6 +55,14 @@ def _metadata(shape: Shape, weights: int) -> dict[str, MetadataValue]:
         "general.size_label": f"{weights / 1e6:.0f}M",
         "general.file_type": FILE_TYPE,
         "general.quantization_version": 2,
+        **sizes(shape),
+        "tokenizer.chat_template": tokens.CHAT_TEMPLATE,
+    }
+
+
+def sizes(shape: Shape) -> dict[str, MetadataValue]:
+    """The keys that say a shape."""
+    return {
         f"{ARCHITECTURE}.vocab_size": shape.vocab_size,
         f"{ARCHITECTURE}.context_length": shape.context_length,
         f"{ARCHITECTURE}.embedding_length": shape.hidden_size,
@@ -65,7 +73,6 @@ def _metadata(shape: Shape, weights: int) -> dict[str, MetadataValue]:
         f"{ARCHITECTURE}.attention.head_count": shape.heads,
         f"{ARCHITECTURE}.attention.head_count_kv": shape.kv_heads,
         f"{ARCHITECTURE}.attention.layer_norm_rms_epsilon": shape.rms_eps,
-        "tokenizer.chat_template": tokens.CHAT_TEMPLATE,
     }
 
 

@@ -33,6 +33,12 @@ def absmax_int8(x: Tensor) -> tuple[Tensor, Tensor]:
     return _through(scaled, scaled.round().clamp(-128, 127)), peak / 127
 
 
+def product(x: Tensor, codes: Tensor, scales: Tensor, dtype: torch.dtype) -> Tensor:
+    """``[..., width]``, rounded to int8, by ternary codes ``[N, width]`` with a scale for all rows or one for each."""
+    q, unit = absmax_int8(x)
+    return F.linear(q.to(dtype), codes.to(dtype)).float() * (unit * scales)
+
+
 class Norm(nn.Module):
     """RMSNorm (Zhang and Sennrich 2019)."""
 
@@ -61,10 +67,13 @@ class BitLinear(nn.Module):
 
     def forward(self, x: Tensor, dtype: torch.dtype) -> Tensor:
         """``[..., width]`` to ``f32[..., sum of rows]``; products are computed in ``dtype``."""
-        codes, scales = zip(*(absmean_ternary(weight) for weight in self.weights.values()), strict=True)
+        codes, scales = zip(*(self.ternary(name) for name in self.weights), strict=True)
         rows = torch.cat([s.expand(len(c)) for c, s in zip(codes, scales, strict=True)])
-        q, unit = absmax_int8(x)
-        return F.linear(q.to(dtype), torch.cat(codes).to(dtype)).float() * (unit * rows)
+        return product(x, torch.cat(codes), rows, dtype)
+
+    def ternary(self, name: str) -> tuple[Tensor, Tensor]:
+        """Codes of a matrix, as floats, and its scale."""
+        return absmean_ternary(self.weights[name])
 
 
 class Block(nn.Module):
@@ -85,20 +94,25 @@ class Block(nn.Module):
         self.ffn_out = BitLinear(shape.ffn_size, {"ffn_down": width})
 
     def forward(self, x: Tensor, cos: Tensor, sin: Tensor, dtype: torch.dtype) -> Tensor:
-        x = x + self.attn_out(self.attn_sub_norm(self._attention(self.attn_norm(x), cos, sin, dtype)), dtype)
-        gate, up = self.ffn_in(self.ffn_norm(x), dtype).chunk(2, dim=-1)
-        return x + self.ffn_out(self.ffn_sub_norm(F.relu(gate).square() * up), dtype)
+        queries, keys, values = self.attended(x, cos, sin, dtype)
+        return self.after(x, F.scaled_dot_product_attention(queries, keys, values, is_causal=True), dtype)
 
-    def _attention(self, x: Tensor, cos: Tensor, sin: Tensor, dtype: torch.dtype) -> Tensor:
+    def attended(self, x: Tensor, cos: Tensor, sin: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor, Tensor]:
+        """Queries, keys and values of the input ``x``, each ``[B, heads, T, head_dim]``, the first two rotated."""
         heads, groups, dim = self.shape.heads, self.shape.kv_heads, self.shape.head_dim
         batch, length = x.shape[:2]
-        qkv = self.attn_in(x, dtype).view(batch, length, heads + 2 * groups, dim).transpose(1, 2)
+        qkv = self.attn_in(self.attn_norm(x), dtype).view(batch, length, heads + 2 * groups, dim).transpose(1, 2)
         first, second = qkv[:, : heads + groups].chunk(2, dim=-1)  # NeoX pairs: i and i + dim / 2
         turned = torch.cat([first * cos - second * sin, second * cos + first * sin], dim=-1).to(dtype)
         keys = turned[:, heads:].repeat_interleave(heads // groups, dim=1)
         values = qkv[:, heads + groups :].to(dtype).repeat_interleave(heads // groups, dim=1)
-        out = F.scaled_dot_product_attention(turned[:, :heads], keys, values, is_causal=True)
-        return out.transpose(1, 2).reshape(batch, length, heads * dim)
+        return turned[:, :heads], keys, values
+
+    def after(self, x: Tensor, attention: Tensor, dtype: torch.dtype) -> Tensor:
+        """The layer's result for its input and what its heads attended to, ``[B, heads, T, head_dim]``."""
+        x = x + self.attn_out(self.attn_sub_norm(attention.transpose(1, 2).flatten(2)), dtype)
+        gate, up = self.ffn_in(self.ffn_norm(x), dtype).chunk(2, dim=-1)
+        return x + self.ffn_out(self.ffn_sub_norm(F.relu(gate).square() * up), dtype)
 
 
 class DemoModel(nn.Module):
@@ -141,9 +155,9 @@ class DemoModel(nn.Module):
         found = {}
         for i, block in enumerate(self.blocks):
             for layer in (block.attn_in, block.attn_out, block.ffn_in, block.ffn_out):
-                for name, weight in layer.weights.items():
-                    codes, scale = absmean_ternary(weight.detach())
-                    found[f"blk.{i}.{name}"] = (codes.to(torch.int8), scale)
+                for name in layer.weights:
+                    codes, scale = layer.ternary(name)
+                    found[f"blk.{i}.{name}"] = (codes.detach().to(torch.int8), scale)
         return found
 
     def dense(self) -> dict[str, Tensor]:

@@ -6,7 +6,7 @@ Digits are never merged, so every number is read and written digit by digit.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import islice
 from pathlib import Path
 
@@ -45,6 +45,16 @@ def train(vocab_size: int, seed: int, count: int) -> tokenizers.Tokenizer:
     tokenizer.train_from_iterator(texts, trainer)
     # Without merges of digits, the plain GPT-2 way of cutting text into words gives the same tokens.
     tokenizer.pre_tokenizer = byte_level
+    tokenizer.decoder = decoders.ByteLevel()
+    return tokenizer
+
+
+def of_vocabulary(names: Sequence[str], merges: Sequence[str]) -> tokenizers.Tokenizer:
+    """The tokenizer of an exported model, from its tokens and its merges."""
+    pairs = [(left, right) for left, right in (merge.split(" ") for merge in merges)]
+    tokenizer = tokenizers.Tokenizer(models.BPE({name: i for i, name in enumerate(names)}, pairs))
+    tokenizer.add_special_tokens(list(SPECIAL))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
     return tokenizer
 

@@ -65,10 +65,7 @@ def main() -> None:
     torch.manual_seed(args.seed)
     torch.set_float32_matmul_precision("high")
     model = DemoModel(shape).to(device)
-    matrices = [p for name, p in model.named_parameters() if ".weights." in name]
-    others = [p for name, p in model.named_parameters() if ".weights." not in name]
-    groups = [{"params": matrices, "weight_decay": 0.1}, {"params": others, "weight_decay": 0.0}]
-    optimizer = torch.optim.AdamW(groups, betas=(0.9, 0.95), fused=device.type == "cuda")
+    optimizer = Optimizer(model, args.lr)
     loss_of = torch.compile(model.loss) if device.type == "cuda" else model.loss
 
     started = time.monotonic()
@@ -76,23 +73,15 @@ def main() -> None:
     def seconds() -> float:
         return time.monotonic() - started
 
-    log = _Log(args.out / "log.csv")
+    log = Log(args.out / "log.csv", FIELDS)
     total = torch.zeros((), device=device)
     step, since, first, done = 0, 0, 0.0, 0.0
-    for rows in _batches(path, args.seed, args.rows, shape.context_length, args.workers):
+    for rows in batches(path, args.seed, args.rows, shape.context_length, args.workers):
         if done >= 1:
             break
-        rate = args.lr * _schedule(done)
-        for group in optimizer.param_groups:
-            group["lr"] = rate
-        # No decay in the second half, as in the BitNet b1.58 recipe: by then the latent weights should settle.
-        optimizer.param_groups[0]["weight_decay"] = 0.1 if done < 0.5 else 0.0
         batch = torch.from_numpy(rows.astype(np.int64)).to(device, non_blocking=True)
         loss = loss_of(batch & (tokens.TAUGHT - 1), batch >= tokens.TAUGHT)
-        loss.backward()
-        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-        optimizer.step()
-        optimizer.zero_grad()
+        rate = optimizer.step(loss, done)
         total += loss.detach()
         step, since = step + 1, since + 1
         if step == 1:  # which took long, for the model was compiled
@@ -132,13 +121,41 @@ def _arguments() -> argparse.Namespace:
     return parser.parse_args()
 
 
-class _Log:
+class Optimizer:
+    """AdamW with the schedule of a training.
+
+    Args:
+        peak: The peak learning rate.
+    """
+
+    def __init__(self, model: torch.nn.Module, peak: float) -> None:
+        self._parameters, self._peak = list(model.parameters()), peak
+        matrices = [p for name, p in model.named_parameters() if ".weights." in name]
+        others = [p for name, p in model.named_parameters() if ".weights." not in name]
+        groups = [{"params": matrices, "weight_decay": 0.1}, {"params": others, "weight_decay": 0.0}]
+        self._optimizer = torch.optim.AdamW(groups, betas=(0.9, 0.95), fused=others[0].is_cuda)
+
+    def step(self, loss: torch.Tensor, done: float) -> float:
+        """Take a step where so great a part of the training is done; return the learning rate."""
+        rate = self._peak * _schedule(done)
+        for group in self._optimizer.param_groups:
+            group["lr"] = rate
+        # No decay in the second half, as in the BitNet b1.58 recipe: by then the latent weights should settle.
+        self._optimizer.param_groups[0]["weight_decay"] = 0.1 if done < 0.5 else 0.0
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(self._parameters, 1.0)
+        self._optimizer.step()
+        self._optimizer.zero_grad()
+        return rate
+
+
+class Log:
     """A CSV file that grows by a line an entry."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, fields: Sequence[str]) -> None:
         new = not path.exists()
         self._file = path.open("a", newline="")
-        self._writer = csv.DictWriter(self._file, FIELDS, lineterminator="\n")
+        self._writer = csv.DictWriter(self._file, fields, lineterminator="\n")
         if new:
             self._writer.writeheader()
 
@@ -163,7 +180,7 @@ def _shard(number: int) -> tokens.Rows:
     return tokens.packed(tokenizer, documents(seed, number), length, SHARD)
 
 
-def _batches(tokenizer: Path, seed: int, rows: int, length: int, workers: int) -> Iterator[tokens.Rows]:
+def batches(tokenizer: Path, seed: int, rows: int, length: int, workers: int) -> Iterator[tokens.Rows]:
     """Batches, ``uint16[rows, length]``, the same in every run, made by processes beside it."""
     shards = rows // SHARD
     context = multiprocessing.get_context("spawn")
