@@ -9,6 +9,7 @@ import pytest
 
 pytest.importorskip("simpy", reason="SimPy is not installed (the group `simulation`)")
 
+from cluster_model.autoscaling import Scale
 from cluster_model.replica import Speed
 from cluster_model.routing import WAYS
 from cluster_model.run import Failure, simulate
@@ -66,3 +67,21 @@ def test_a_full_cache_evicts() -> None:
     talk = Conversation(0.0, 0, (turn(64, 1), turn(64, 1, start=100), turn(64, 1)))
     found = simulate([talk], 1, small, "prefix", random.Random(0))
     assert found.cached == 0
+
+
+def test_replicas_follow_a_step_of_the_load_and_do_not_flap() -> None:
+    """Ten requests at a time for a minute, replicas with four places: one is there, then three, then one."""
+    asked = tuple(Turn(0.0, (), 1, 100) for _ in range(60))
+    talks = [Conversation(30.0, i, asked) for i in range(10)]
+    late = Conversation(400.0, 10, (Turn(0.0, (), 1, 10),))
+    found = simulate([*talks, late], 1, SLOW, "prefix", random.Random(0), scale=Scale(min=1, max=8))
+    counts = [count for _, count in found.replicas]
+    top = counts.index(max(counts))
+    assert max(counts) == 3
+    assert counts == [*sorted(counts[:top]), *sorted(counts[top:], reverse=True)]
+    assert counts[-1] == 1
+    first = next(time for time, count in found.replicas if count > 1)
+    assert 30 + 5 + 10 <= first <= 30 + 10 + 5 + 10 + 2  # too few for 5 s, once the average shows it; and 10 s to start
+    assert len(found.ttft) == 601
+    spans = zip(found.replicas, [*found.replicas[1:], (found.seconds, 0)], strict=True)
+    assert found.busy == pytest.approx(sum(count * (end - start) for (start, count), (end, _) in spans))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections import Counter, OrderedDict, deque
+from collections import OrderedDict, deque
 from collections.abc import Generator
 from dataclasses import dataclass
 from typing import Any
@@ -11,8 +11,9 @@ from typing import Any
 import numpy as np
 import simpy
 
-from bitnet.server.ray.holders import Holders
+from bitnet.server.ray.scaling import Use
 from bitnet.server.ray.scoring import matched_tokens
+from bitnet.server.ray.summary import Change
 from cluster_model.traces import BLOCK, Turn
 
 
@@ -66,17 +67,15 @@ class Lost(Exception):
 class Replica:
     """A simulated engine.
 
-    Args:
-        known: Which replicas hold which blocks, or will when they have computed what they were sent.
-
     Attributes:
         name: Its index in the cluster.
     """
 
-    def __init__(self, environment: simpy.Environment, name: str, speed: Speed, known: Holders) -> None:
-        self.name, self._environment, self._speed, self._known = name, environment, speed, known
+    def __init__(self, environment: simpy.Environment, name: str, speed: Speed) -> None:
+        self.name, self._environment, self._speed = name, environment, speed
         self._cache: OrderedDict[int, None] = OrderedDict()
-        self._coming: Counter[int] = Counter()
+        self._changed: set[int] = set()
+        self._version = 0
         self._waiting: deque[Job] = deque()
         self._running: list[Job] = []
         self._work = environment.event()
@@ -93,11 +92,24 @@ class Replica:
         if self._lost:
             job.done.fail(Lost())
             return
-        self._coming.update(job.turn.blocks)
-        self._known.add(self.name, job.turn.blocks)
         self._waiting.append(job)
         if not self._work.triggered:
             self._work.succeed()
+
+    def message(self) -> Change:
+        """How the blocks that it holds differ from those at the last message."""
+        base, self._version = self._version, self._version + bool(self._changed)
+        added = frozenset(block for block in self._changed if block in self._cache)
+        change = Change(base, self._version, added, frozenset(self._changed - added))
+        self._changed.clear()
+        return change
+
+    @property
+    def use(self) -> Use:
+        """What it has to do, as replicas tell the autoscaler."""
+        waiting = sum(job.turn.prompt for job in self._waiting)
+        held = sum(len(job.turn.blocks) for job in self._running)
+        return Use(len(self._running) / self._speed.places, float(waiting), held / self._speed.blocks)
 
     def fail(self) -> None:
         """Lose the replica and all that it has."""
@@ -162,12 +174,10 @@ class Replica:
     def _keep(self, job: Job) -> None:
         """Keep a prompt's blocks, the least recently used ones of others being evicted."""
         for block in job.turn.blocks:
+            if block not in self._cache:
+                self._changed.add(block)
             self._cache[block] = None
             self._cache.move_to_end(block)
-            self._coming[block] -= 1
-            if not self._coming[block]:
-                del self._coming[block]
         while len(self._cache) > self._speed.blocks:
             block, _ = self._cache.popitem(last=False)
-            if block not in self._coming:
-                self._known.remove(self.name, (block,))
+            self._changed.add(block)

@@ -5,15 +5,21 @@ from __future__ import annotations
 import random
 from collections.abc import Generator, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
 import simpy
 
-from bitnet.server.ray.holders import Holders
+from bitnet.server.ray.gauges import Readings
+from bitnet.server.ray.index import PERIOD_SECONDS, Mirror, Update
+from bitnet.server.ray.work import Held
+from cluster_model.autoscaling import Decision, Scale
 from cluster_model.replica import Job, Lost, Replica, Speed
-from cluster_model.routing import Router
-from cluster_model.traces import BLOCK, Conversation
+from cluster_model.routing import Asked, Router
+from cluster_model.traces import Conversation
+
+HELD = Held((), Readings("", "", "", 0.0, 0.0, 0.0))
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,6 +46,8 @@ class Outcome:
         goodput: Answers a second whose first token came within the limit.
         lost: Streams that ended early with their replica.
         repeated: Requests that were sent again, as their replica was lost before they began to stream.
+        replicas: Times in seconds at which the number of replicas changed, and the number from then on.
+        busy: Seconds for which replicas were there, added up.
     """
 
     ttft: np.ndarray[Any, np.dtype[np.float64]]
@@ -50,6 +58,8 @@ class Outcome:
     goodput: float
     lost: int
     repeated: int
+    replicas: list[tuple[float, int]]
+    busy: float
 
     @property
     def hits(self) -> float:
@@ -66,40 +76,78 @@ def simulate(
     *,
     limit: float = 1.0,
     failure: Failure | None = None,
+    scale: Scale | None = None,
 ) -> Outcome:
     """Run conversations to their end.
 
     Args:
+        replicas: Number of replicas, at first if ``scale`` is given.
         limit: Seconds to the first token within which an answer is good.
     """
     environment = simpy.Environment()
-    known = Holders()
-    pool = [Replica(environment, str(i), speed, known) for i in range(replicas)]
-    cluster = _Cluster(environment, pool, Router(way, speed, rng, known), known)
+    cluster = _Cluster(environment, replicas, speed, way, rng)
     ends = [environment.process(cluster.talk(one)) for one in conversations]
     if failure is not None:
         environment.process(cluster.fail(failure))
+    if scale is not None:
+        environment.process(cluster.follow(scale, speed.places))
     environment.run(environment.all_of(ends))
     return cluster.outcome(limit)
 
 
 class _Cluster:
-    def __init__(self, environment: simpy.Environment, pool: list[Replica], router: Router, known: Holders) -> None:
-        self._environment, self._pool, self._router, self._known = environment, pool, router, known
+    def __init__(
+        self, environment: simpy.Environment, replicas: int, speed: Speed, way: str, rng: random.Random
+    ) -> None:
+        self._environment, self._speed = environment, speed
+        self._mirror = Mirror(lambda: environment.now)
+        self._router = Router(way, speed, rng, self._mirror, lambda: environment.now)
+        self._pool: list[Replica] = []
         self._answered: list[Job] = []
-        self._lost = self._repeated = self._requests = 0
+        self._lost = self._repeated = self._requests = self._started = 0
+        self._counts: list[tuple[float, int]] = []
+        self._change(replicas)
+        environment.process(self._publish())
+
+    def _change(self, more: int) -> None:
+        for _ in range(more):
+            self._pool.append(Replica(self._environment, str(self._started), self._speed))
+            self._started += 1
+        self._counts.append((self._environment.now, len(self._pool)))
+
+    def _publish(self) -> Generator[simpy.Event, Any, None]:
+        """Replicas say what they hold as often as the server's do, and the mirror hears of it at once."""
+        while True:
+            self._mirror.update({one.name: Update(HELD, one.message(), 0.0) for one in self._pool})
+            yield self._environment.timeout(PERIOD_SECONDS)
+
+    def follow(self, scale: Scale, places: int) -> Generator[simpy.Event, Any, None]:
+        """Let the number of replicas follow the load."""
+        decision = Decision(scale, places)
+        while True:
+            yield self._environment.timeout(1.0)
+            change = decision.second([one.use for one in self._pool])
+            if change > 0:
+                self._environment.process(self._start(scale.start, change))
+            elif change < 0:  # they finish what they have
+                del self._pool[change:]
+                self._change(0)
+
+    def _start(self, seconds: float, count: int) -> Generator[simpy.Event, Any, None]:
+        yield self._environment.timeout(seconds)
+        self._change(count)
 
     def talk(self, conversation: Conversation) -> Generator[simpy.Event, Any, None]:
         yield self._environment.timeout(conversation.start)
+        dispatch = self._router.dispatch
         for turn in conversation.turns:
             yield self._environment.timeout(turn.pause)
             sent = self._environment.now
             while True:
                 self._requests += 1
-                request = str(self._requests)
-                replica = self._router.choose(self._pool, conversation.key, turn)
-                cached = self._known.leading(turn.blocks).get(replica.name, 0) * BLOCK
-                self._router.loads.begin(request, replica.name, self._router.work(turn, cached))
+                asked = Asked.of(str(self._requests), conversation.key, turn)
+                replica = self._router.choose(self._pool, asked)
+                dispatch.begin(asked.id, replica.name, asked.work)
                 job = Job(turn, sent, self._environment.event())
                 replica.send(job)
                 try:
@@ -111,7 +159,7 @@ class _Cluster:
                         continue
                     self._lost += 1
                 finally:
-                    self._router.loads.end(request)
+                    dispatch.end(asked.id)
                 break
 
     def fail(self, failure: Failure) -> Generator[simpy.Event, Any, None]:
@@ -120,6 +168,7 @@ class _Cluster:
         lost, self._pool = self._pool[:count], self._pool[count:]
         for replica in lost:
             replica.fail()
+        self._change(0)
 
     def outcome(self, limit: float) -> Outcome:
         ttft = np.array([job.first - job.sent for job in self._answered if job.first is not None])
@@ -133,4 +182,6 @@ class _Cluster:
             goodput=float((ttft <= limit).sum()) / seconds,
             lost=self._lost,
             repeated=self._repeated,
+            replicas=self._counts,
+            busy=sum((end - start) * count for (start, count), (end, _) in pairwise([*self._counts, (seconds, 0)])),
         )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 
 from bitnet.core import Load
 from bitnet.server.ray.gauges import Readings
@@ -30,19 +31,18 @@ def test_a_mirror_knows_what_replicas_hold_and_how_old_that_is() -> None:
     summary.update([1, 2])
     assert publish(index, "a", summary, 0) == 1
     mirror.update(asyncio.run(index.poll(mirror.versions())))
-    assert mirror.knows("a", 1.0)
+    assert mirror.seen("a") == 0.0
     assert mirror.holders.leading([1, 2, 3]) == {"a": 2}
-    assert not mirror.knows("b", 1.0)
+    assert mirror.seen("b") == -math.inf
     assert mirror.states("engine", "") == [state("a")]
     assert mirror.states("other", "") == []
     now[0] = 1.5
-    assert not mirror.knows("a", 1.0)
     mirror.update(asyncio.run(index.poll(mirror.versions())))  # the index is there, and the replica silent
-    assert not mirror.knows("a", 1.0)
+    assert mirror.seen("a") == 0.0
     summary.update([2, 3])
     assert publish(index, "a", summary, 1) == 2
     mirror.update(asyncio.run(index.poll(mirror.versions())))
-    assert mirror.knows("a", 1.0)
+    assert mirror.seen("a") == 1.5
     assert (mirror.holders.leading([2, 3]), mirror.holders.leading([1])) == ({"a": 2}, {})
     mirror.update({})
     assert mirror.holders.leading([2, 3]) == {}
@@ -77,7 +77,7 @@ def test_a_replica_may_have_several_models_or_none_yet() -> None:
     index, mirror, summary = Index(), Mirror(), Summary()
     known = asyncio.run(index.publish("a", held("a", models=frozenset({5})), summary.since(0)))
     mirror.update(asyncio.run(index.poll(mirror.versions())))
-    assert mirror.knows("a", 1.0)
+    assert mirror.seen("a") > 0.0
     assert mirror.states("folder", "small") == []
     assert mirror.models("a") == {5}
     both = state("a", "folder", "small"), state("a", "folder", "large")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -115,9 +116,9 @@ class Mirror:
         self.readings = [one.held.readings for one in updates.values()]
         self._models = {replica: one.held.models for replica, one in updates.items()}
 
-    def knows(self, replica: str, seconds: float) -> bool:
-        """Whether a replica's last message is no older than this."""
-        return replica in self._seen and self._clock() - self._seen[replica] <= seconds
+    def seen(self, replica: str) -> float:
+        """When a replica last said what it holds, on the clock; minus infinity if it never did."""
+        return self._seen.get(replica, -math.inf)
 
 
 MIRROR = Mirror()
