@@ -8,8 +8,9 @@ divided by what replicas have to do on average, and at least by
 
 - the work of a replica with all its places taken, for a request that goes on where something of its own is: a batch
   with free places takes one more request at little cost, so that alone does not drive a conversation from its replica;
-- the tokens of the shared part divided among the requests that share it, but no less than those of a request, for one
-  that begins: so a popular prefix is computed by one more replica as soon as that pays, and does not fill the first.
+- the tokens of the shared part divided among the requests of the last second or so that share it, but no less than
+  those of a request, for one that begins: so a popular prefix is computed by one more replica as soon as that pays,
+  and does not fill the first.
 
 This module knows nothing of Ray.
 """
@@ -55,7 +56,7 @@ class Shared(NamedTuple):
 
     Attributes:
         tokens: Its length.
-        users: Number of these requests.
+        users: Number of these requests, and of those with it that have just ended.
     """
 
     tokens: int = 0

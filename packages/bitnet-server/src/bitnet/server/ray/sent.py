@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Sequence, Set
 
 from bitnet.server.ray.holders import Holders
 from bitnet.server.ray.index import SILENT_SECONDS
-from bitnet.server.ray.scoring import STALE_SECONDS, Shared
+from bitnet.server.ray.scoring import NOTHING, STALE_SECONDS, Shared
 
 
 class Loads:
@@ -128,11 +128,15 @@ class Prompts:
         return found
 
     def shared(self, prompt: Sequence[int], block_size: int) -> Shared:
-        """What a prompt shares with those of requests under way."""
+        """What a prompt shares with those of requests under way, and by how many it was used lately."""
         count = 0
         while count < len(prompt) and prompt[count] in self._users:
             count += 1
-        return Shared(count * block_size, self._users[prompt[count - 1]]) if count else Shared()
+        if not count:
+            return NOTHING
+        last = prompt[count - 1]
+        ended = sum(self._counts.get((replica, last), 0) for replica in self._replicas)
+        return Shared(count * block_size, self._users[last] + ended)
 
     def leading(self, prompt: Sequence[int], now: float, seen: Callable[[str], float]) -> dict[str, int]:
         """As :meth:`Holders.leading`, of those that ended. They are forgotten once their replica has had time to say
