@@ -149,6 +149,11 @@ def test_a_server_goes_on(
         answer = server.client.post("/v1/completions", json=question)
         assert answer.status_code == 200, answer.text
         assert answer.json()["choices"][0]["text"] == want
+        long = {**question, "max_tokens": 150, "n": 8, "logprobs": 5, "ignore_eos": True}
+        answer = server.client.post("/v1/completions", json=long)
+        assert answer.status_code == 200, answer.text
+        assert len(answer.content) > 200_000
+        assert [len(one["logprobs"]["tokens"]) for one in answer.json()["choices"]] == [150] * 8
 
 
 def test_a_batch_keeps_the_answers_it_has(cluster: Cluster, tmp_path: Path) -> None:

@@ -32,13 +32,13 @@ UPSCALE_SECONDS, DOWNSCALE_SECONDS, IDLE_SECONDS = 5.0, 60.0, 300.0
 ON_HEAD = {"node:__internal_head__": 0.001}
 """Resources of the deployments that every request needs: they are on the one node that a cluster cannot lose."""
 ONE_LOOP = {
-    "env_vars": {
-        "RAY_SERVE_RUN_USER_CODE_IN_SEPARATE_THREAD": "0",
-        "RAY_SERVE_RUN_ROUTER_IN_SEPARATE_LOOP": "0",
-    }
+    "RAY_SERVE_RUN_USER_CODE_IN_SEPARATE_THREAD": "0",
+    "RAY_SERVE_RUN_ROUTER_IN_SEPARATE_LOOP": "0",
 }
-"""Runtime environment of ingress and engines: Serve's work and ours share an event loop, so no chunk waits for another
-thread."""
+"""Environment of ingress and engines: Serve's work and ours share an event loop, so no chunk waits for a thread."""
+INLINE = {"RAY_max_direct_call_object_size": str(10 << 20)}
+"""Environment of the ingress: answers of 100 kB to 10 MB go to Serve's proxy in a message, too, so that a full object
+store does not fail them."""
 
 
 def build(arguments: dict[str, Any]) -> Application:
@@ -70,7 +70,7 @@ def application(plan: Plan) -> Application:
     models = tuple((names, settings) for (names, _), settings in zip(plan.models, engines, strict=True))
     ingress = serve.deployment(Ingress).options(
         name="ingress",
-        ray_actor_options={"num_cpus": 0, "resources": ON_HEAD, "runtime_env": ONE_LOOP},
+        ray_actor_options={"num_cpus": 0, "resources": ON_HEAD, "runtime_env": {"env_vars": ONE_LOOP | INLINE}},
         max_ongoing_requests=MAX_ONGOING,
         health_check_period_s=HEALTH_SECONDS,
         graceful_shutdown_timeout_s=plan.drain + 5,
@@ -102,7 +102,7 @@ def _deployment(kind: type[Any], plan: Plan, name: str) -> Any:
         scale = {"autoscaling_config": by_load}
     return serve.deployment(kind).options(
         name=name,
-        ray_actor_options={"num_cpus": plan.cpus, "num_gpus": plan.gpus, "runtime_env": ONE_LOOP},
+        ray_actor_options={"num_cpus": plan.cpus, "num_gpus": plan.gpus, "runtime_env": {"env_vars": ONE_LOOP}},
         max_ongoing_requests=2 * places,  # the next ones are at hand when a place is free
         max_queued_requests=max(1, plan.settings.max_queue),
         request_router_config=RequestRouterConfig(
