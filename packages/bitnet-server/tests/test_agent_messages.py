@@ -216,7 +216,7 @@ def test_every_template_takes_every_order_of_roles(name: str, roles: tuple[str, 
     prompt = read.render(as_template_reads(made, None, read)[0])
     places = [prompt.find(f"text {i}") for i in range(len(roles)) if made[i]["content"]]
     assert -1 not in places
-    if name not in ("deepseek", "mistral"):  # they write system messages elsewhere
+    if not name.startswith(("deepseek", "mistral")):  # they write system messages elsewhere
         assert places == sorted(places)
 
 

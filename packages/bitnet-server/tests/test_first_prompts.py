@@ -21,7 +21,12 @@ def test_the_first_prompt_is_encoded_with_the_whole_vocabulary(
     monkeypatch.setattr(encoder, "_encoded", 0)
     parts = list[Any]()
     part = encoder._part
-    monkeypatch.setattr(encoder, "_part", lambda texts: parts.append(texts) or part(texts))
+
+    def noted(texts: Any) -> Any:
+        parts.append(texts)
+        return part(texts)
+
+    monkeypatch.setattr(encoder, "_part", noted)
     scripted(script_model, "Yes.")
     with running(script_model, names=("m",)) as server:
         parts.clear()

@@ -37,13 +37,15 @@ BEGINS = {
     "mistral-ids": "[TOOL_CALLS]",
     "deepseek": "<｜tool▁calls▁begin｜>",
     "deepseek-bare": "<｜tool▁calls▁begin｜>",
+    "deepseek-v31": "<｜tool▁calls▁begin｜>",
+    "deepseek-v32": "<｜DSML｜function_calls>",
     "minicpm": "<|tool_call_start|>",
     "llama": '"name": "weather"',
     "generic": '"name": "weather"',
 }
 
 
-LISTS = ("mistral", "deepseek", "deepseek-bare", "minicpm")
+LISTS = ("mistral", "deepseek", "deepseek-bare", "deepseek-v31", "deepseek-v32", "minicpm")
 """Families whose calls end with a mark of their own. A script that has gone wrong would go on calling until the limit,
 so it may call once."""
 
@@ -75,7 +77,7 @@ def test_a_call_that_is_begun_is_well_formed(script_model: Model, running: Any, 
     with templated(script_model, name), running(script_model, names=("m",)) as server:
         for n in range(4):
             scripts.append(broken(write("weather"), BEGINS[family], chance))
-            asked = {"tools": TOOLS, "max_tokens": 120, "parallel_tool_calls": family not in LISTS}
+            asked = {"tools": TOOLS, "max_tokens": 300, "parallel_tool_calls": family not in LISTS}
             answer = server.chat("x", **asked)
             assert answer.status_code == 200, (seed, answer.text)
             found = calls_of(answer)
@@ -246,7 +248,7 @@ def test_figures(
             monkeypatch.setattr(tools, "available", lambda held=held: held)
             for text in said:
                 scripts.append(text)
-                asked = {"tools": TOOLS, "max_tokens": 200, "parallel_tool_calls": family not in LISTS}
+                asked = {"tools": TOOLS, "max_tokens": 300, "parallel_tool_calls": family not in LISTS}
                 message = server.chat("x", **asked).json()["choices"][0]["message"]
                 fitting[held] += all_fit(message.get("tool_calls") or ())
     print(f"{family}: {fitting[0]} of 100 fit without the grammar, {fitting[1]} with it (seed {seed})")

@@ -66,9 +66,21 @@ class ChatTemplate:
         """Whether the template drops the results of tools where it is given no tools."""
         return not all(self._shown([("user", "assistant", "tool", "user")], None))
 
+    @cached_property
+    def texts_arguments(self) -> bool:
+        """Whether the template takes a call's arguments only as JSON text, not as an object, as DeepSeek's own do."""
+        both: tuple[Any, Any] = ("{}", {})
+        said = [[_trial("user", 0, True), _trial("assistant", 1, True, given)] for given in both]
+        try:
+            texts = self.render_each([(messages, _TOOLS, {}) for messages in said])
+        except InvalidInputError:  # it refuses the text
+            return False
+        return texts[1] is None
+
     def _shown(self, orders: Sequence[Sequence[str]], tools: Sequence[Mapping[str, Any]] | None) -> list[bool]:
         """Whether the template shows every message of each conversation, given by its roles."""
-        conversations = [[_trial(role, i, "tool" in roles) for i, role in enumerate(roles)] for roles in orders]
+        given: Any = "{}" if any("tool" in roles for roles in orders) and self.texts_arguments else {}
+        conversations = [[_trial(role, i, "tool" in roles, given) for i, role in enumerate(roles)] for roles in orders]
         try:
             texts = self.render_each([(messages, tools, {}) for messages in conversations])
         except InvalidInputError:  # it refuses the first
@@ -124,13 +136,13 @@ class ChatTemplate:
 _TOOLS = [{"type": "function", "function": {"name": "f", "description": "", "parameters": {"type": "object"}}}]
 
 
-def _trial(role: str, place: int, calls: bool) -> Message:
+def _trial(role: str, place: int, calls: bool, arguments: Any = None) -> Message:
     """A message that is recognised in a prompt."""
     message: dict[str, Any] = {"role": role, "content": f"message {place}"}
     if role == "tool":
         message["tool_call_id"] = "call"
     elif role == "assistant" and calls:
-        function = {"name": "f", "arguments": {}}
+        function = {"name": "f", "arguments": {} if arguments is None else arguments}
         message |= {"content": "", "tool_calls": [{"id": "call", "type": "function", "function": function}]}
     return message
 

@@ -26,7 +26,7 @@ CALL_MARKS = frozenset(
     for mark in (
         *("<tool_call>", "</tool_call>", "[TOOL_CALLS]", "[ARGS]", "[CALL_ID]", "<|tool_call_start|>"),
         *("<|tool_call_end|>", "<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>", "<｜tool▁call▁begin｜>"),
-        *("<｜tool▁call▁end｜>", "<｜tool▁sep｜>"),
+        *("<｜tool▁call▁end｜>", "<｜tool▁sep｜>", "｜DSML｜"),
     )
 )
 """Tokens that mark calls of tools. They are part of a text even where a file calls them control tokens, as calls are

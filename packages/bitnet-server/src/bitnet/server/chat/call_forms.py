@@ -9,8 +9,19 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
 from bitnet.server.chat import marked_calls as marks
+from bitnet.server.chat.dsml_calls import DsmlCalls
 from bitnet.server.chat.tool_calls import CLOSE, OPEN, PYTHON_TAG, CallParser
-from bitnet.server.forms.json_rules import PYTHON_TERMINALS, TERMINALS, JsonRules, literal, spelled
+from bitnet.server.forms.dsml_rules import (
+    DSML,
+    DSML_TERMINALS,
+    INVOKE,
+    INVOKED,
+    PARAMETER,
+    PARAMETER_END,
+    WRAPPERS,
+    DsmlRules,
+)
+from bitnet.server.forms.json_rules import PYTHON_TERMINALS, TERMINALS, WHITE, JsonRules, literal, spelled
 from bitnet.server.forms.lazy import LazyForm
 from bitnet.server.forms.schema import SchemaError, bounded, prepared
 from bitnet.server.forms.structured import ANY_OBJECT, Form
@@ -19,9 +30,9 @@ from bitnet.server.request.errors import wrong
 if TYPE_CHECKING:
     from bitnet.core.text.chat import ChatTemplate
 
-Family = Literal["tagged", "llama", "mistral", "deepseek", "python", "generic"]
-"""``tagged``: the format of Hermes and Qwen; ``python``: that of MiniCPM; ``generic``: the format requested from models
-with other templates."""
+Family = Literal["tagged", "llama", "mistral", "deepseek", "dsml", "python", "generic"]
+"""``tagged``: the format of Hermes and Qwen; ``deepseek`` and ``dsml``: those of DeepSeek's models up to V3.1 and since
+V3.2; ``python``: that of MiniCPM; ``generic``: the format requested from models with other templates."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +46,8 @@ class Spelling:
         after: A call after its arguments.
         between: What separates calls.
         close: What follows the last one.
-        python: Whether arguments are keywords of Python, with the parenthesis after them; if not, a JSON object.
+        arguments: How arguments are written: as a JSON object; as keywords of Python, with the parenthesis after them;
+            or as parameters of DSML, with the tag after them.
     """
 
     mark: str
@@ -44,7 +56,7 @@ class Spelling:
     after: str
     between: str
     close: str
-    python: bool = False
+    arguments: Literal["json", "python", "dsml"] = "json"
 
 
 _MISTRAL_LIST = Spelling(marks.TOOL_CALLS, "[", '{"name": "{}", "arguments": ', "}", ", ", "]")
@@ -60,7 +72,12 @@ _DEEPSEEK_FENCED = Spelling(
 _DEEPSEEK = Spelling(
     marks.CALLS_BEGIN, "", marks.CALL_BEGIN + "{}" + marks.CALL_SEP, marks.CALL_END, "", marks.CALLS_END
 )
-_PYTHON = Spelling(marks.PYTHON_OPEN, "\n```python\n", "{}(", "", "\n", "\n```\n" + marks.PYTHON_CLOSE, python=True)
+_PYTHON = Spelling(marks.PYTHON_OPEN, "\n```python\n", "{}(", "", "\n", "\n```\n" + marks.PYTHON_CLOSE, "python")
+
+
+_DSML = {
+    tag: Spelling(f"<{DSML}{tag}>", "\n", INVOKE + '{}">', "", "\n", f"\n</{DSML}{tag}>", "dsml") for tag in WRAPPERS
+}
 
 
 def _spelling(template: ChatTemplate | None) -> Spelling | None:
@@ -70,7 +87,27 @@ def _spelling(template: ChatTemplate | None) -> Spelling | None:
         return _MISTRAL if marks.ARGS in source else _MISTRAL_LIST
     if kind == "deepseek":
         return _DEEPSEEK_FENCED if "```json" in source else _DEEPSEEK
+    if kind == "dsml":
+        return _DSML[_wrapper(source)]
     return _PYTHON if kind == "python" else None
+
+
+def _wrapper(source: str) -> str:
+    """The tag around DSML's calls that a chat template names."""
+    return WRAPPERS[0] if WRAPPERS[0] in source else WRAPPERS[1]
+
+
+def example(template: ChatTemplate | None) -> str:
+    """How a model of a template that writes calls after a mark, but no tools, is to write one; empty: otherwise."""
+    spelling = _spelling(template)
+    if spelling is None or template is None or "tools" in template.source:
+        return ""
+    arguments = '{"parameter": "value"}'
+    if spelling.arguments == "dsml":
+        texts, others = (f'{PARAMETER}parameter" string="{text}">value{PARAMETER_END}\n' for text in ("true", "false"))
+        arguments = f"\n{texts}{others}{INVOKED}"
+    call = spelling.before.replace("{}", "name") + arguments + spelling.after
+    return spelling.mark + spelling.open + call + spelling.close
 
 
 def call_parser(
@@ -80,6 +117,8 @@ def call_parser(
     kind = family(template)
     if kind == "python":
         return marks.PythonCalls(names, parallel=parallel, prefix=prefix, required=required)
+    if kind == "dsml" and template is not None:
+        return DsmlCalls(names, _wrapper(template.source), parallel=parallel, prefix=prefix, required=required)
     form = {"mistral": marks.MISTRAL, "deepseek": marks.DEEPSEEK}.get(kind)
     if form is not None:
         return marks.NamedCalls(names, form, parallel=parallel, prefix=prefix, required=required)
@@ -113,14 +152,16 @@ class Tool:
 def family(template: ChatTemplate | None) -> Family:
     """The format in which a model writes calls, derived from its template."""
     source = "" if template is None else template.source
+    if DSML in source:
+        return "dsml"
+    if marks.CALL_BEGIN in source:  # DeepSeek's own templates write calls, but no tools
+        return "deepseek"
     if "tools" not in source:
         return "generic"
     if OPEN in source:
         return "tagged"
     if marks.TOOL_CALLS in source:
         return "mistral"
-    if marks.CALL_BEGIN in source:
-        return "deepseek"
     if marks.PYTHON_OPEN in source:
         return "python"
     return "llama" if PYTHON_TAG in source else "generic"
@@ -236,11 +277,11 @@ def _marked_grammar(
     tools: Sequence[Tool], spelling: Spelling, answer: Form | None, *, required: bool, parallel: bool
 ) -> str:
     """As :func:`call_grammar`, for calls after a mark."""
-    made = JsonRules(python=spelling.python)
+    made = _rules(spelling)
     rules = ["%llguidance {}"]
     call = " | ".join(f"call_{i}" for i in range(len(tools)))
     more = f"({literal(spelling.between)} call)*" if parallel and spelling.between else "call*" if parallel else ""
-    section = " ".join([literal(spelling.open)] * bool(spelling.open) + ["call", more, _literal(spelling.close)])
+    section = " ".join([literal(spelling.open)] * bool(spelling.open) + ["call", more, *_lines(spelling.close)])
     if required or answer is not None:
         rules.append(f"start: section{'' if answer is None else ' | answer'}")
         rules.append(f"section: {literal(spelling.mark)} {section}")
@@ -253,14 +294,33 @@ def _marked_grammar(
     for i, tool in enumerate(tools):
         schema = tool.parameters if required or tool.strict else ANY_OBJECT
         before, after = _before(spelling, tool.name, literal), _literal(spelling.after)
-        if spelling.python:
-            arguments = made.keywords(_bounded(schema, tool.field))
+        if spelling.arguments != "json":
+            arguments = _written(made, _bounded(schema, tool.field))
         else:
             arguments = f"arguments_{i}"
             rules.append(f"{arguments}: %json {json.dumps(_compact(schema, tool.field))}")
         rules.append(f"call_{i}: {before} {arguments} {'id? ' if spelling is _MISTRAL_LIST else ''}{after}")
     rules += [r'id: ", \"id\": \"" /[A-Za-z0-9_-]{1,40}/ "\""', _CALL_ID]
-    return "\n".join([*rules, *made.rules, *([PYTHON_TERMINALS] if spelling.python else [])])
+    return "\n".join([*rules, *made.rules, *([] if spelling.arguments == "json" else [_terminals(made, briefly=True)])])
+
+
+def _rules(spelling: Spelling) -> JsonRules:
+    """What collects the rules of arguments."""
+    return DsmlRules() if spelling.arguments == "dsml" else JsonRules(python=spelling.arguments == "python")
+
+
+def _written(made: JsonRules, schema: Mapping[str, Any]) -> str:
+    """The rule of a call's arguments as its family writes them."""
+    if isinstance(made, DsmlRules):
+        return made.parameters(schema)
+    return made.keywords(schema) if made.python else made.arguments(schema)
+
+
+def _terminals(made: JsonRules, *, briefly: bool = False) -> str:
+    """The terminals that the rules need; ``briefly``: DSML has at most one white space in a row."""
+    if isinstance(made, DsmlRules):
+        return (TERMINALS.replace(WHITE, r"[ \n]") if briefly else TERMINALS) + DSML_TERMINALS
+    return PYTHON_TERMINALS if made.python else TERMINALS
 
 
 _CALL_ID = f"call_id: {literal(marks.CALL_ID)} /[A-Za-z0-9]{{9}}/"
@@ -276,6 +336,12 @@ def _before(spelling: Spelling, name: str, write: Callable[[str], str]) -> str:
 
 def _literal(text: str) -> str:
     return literal(text) if text else ""
+
+
+def _lines(text: str) -> list[str]:
+    """Terminals of a text and of the line break before it. Two that begin with the same characters must not differ in
+    the midst, as lexemes are matched greedily."""
+    return [literal(part) for part in re.split(r"(?<=^\n)(?=<)", text) if part]
 
 
 def _bounded(schema: Any, field: str) -> Any:
@@ -295,21 +361,22 @@ def _lazy_marked_grammar(
     tools: Sequence[Tool], schemas: Sequence[Mapping[str, Any]], spelling: Spelling, parallel: bool
 ) -> str:
     """Calls from their mark on, as the model spells them."""
-    made = JsonRules(python=spelling.python)
+    made = _rules(spelling)
     more = f"({_loose(spelling.between)} WS? call)*" if parallel else ""
     end = f"WS? {_loose(spelling.close)}" if spelling.close else ""
-    gap = "WS" if spelling.open.endswith("\n") else "WS?"  # a fence's word ends with its line
+    gap = "WS" if spelling.open.strip() else "WS?"  # a fence's word ends with its line
     rules = ["%llguidance {}", f"start: open WS? {_loose(spelling.open.strip())} {gap} call {more} {end} | OTHER"]
     rules += [f"open[lazy]: TEXT {literal(spelling.mark)}", r"TEXT: /(.|\n)*/"]
     rules.append(rf"OTHER: /(.|\n)*/ & ~/(.|\n)*{re.escape(spelling.mark)}(.|\n)*/")
     rules.append("call: " + " | ".join(f"call_{i}" for i in range(len(tools))))
     for i, (tool, schema) in enumerate(zip(tools, schemas, strict=True)):
-        arguments = made.keywords(schema) if spelling.python else made.arguments(schema)
-        before, after = _before(spelling, tool.name, _loose), _loose(spelling.after)
+        arguments = _written(made, schema)
+        write = literal if spelling.arguments == "dsml" else _loose  # the space in a tag must be there
+        before, after = _before(spelling, tool.name, write), _loose(spelling.after)
         ending = f"WS? {'id? ' if spelling is _MISTRAL_LIST else ''}{after}" if after else ""
         rules.append(f"call_{i}: {before} WS? {arguments} {ending}")
     rules += [r'id: "," WS? "\"id\"" WS? ":" WS? /"[A-Za-z0-9_-]{1,40}"/ WS?', _CALL_ID]
-    return "\n".join([*rules, *made.rules, PYTHON_TERMINALS if spelling.python else TERMINALS])
+    return "\n".join([*rules, *made.rules, _terminals(made)])
 
 
 def _loose(text: str) -> str:

@@ -8,7 +8,7 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from bitnet.server.chat.call_forms import family
+from bitnet.server.chat.call_forms import example, family
 from bitnet.server.chat.tools import Tools
 
 if TYPE_CHECKING:
@@ -65,13 +65,22 @@ def _with_tools(
             made = [one for message in made for one in _one_call_each(message)]
         if kind == "mistral":
             made = [_with_short_ids(message) for message in made]
+        if template is not None and any("tool_calls" in message for message in made) and template.texts_arguments:
+            made = [_with_texts(message) for message in made]
+        if tools is not None and (written := example(template)):
+            return _instructed(made, _listed(tools, written)), None
         return made, [tool.described() for tool in tools.known] if tools else None
     called = {call["id"]: call["function"]["name"] for message in messages for call in message.get("tool_calls", ())}
     made = [_in_words(message, called) for message in messages]
-    if tools is None:
-        return made, None
-    system = [made.pop(0)["content"]] if made[0]["role"] == "system" else []
-    return [{"role": "system", "content": "\n\n".join([*system, _instruction(tools)])}, *made], None
+    return made if tools is None else _instructed(made, _instruction(tools)), None
+
+
+def _instructed(messages: list[dict[str, Any]], instruction: str) -> list[dict[str, Any]]:
+    """A conversation with an instruction at the end of its first system message."""
+    first, *others = messages
+    if first["role"] != "system":
+        return [{"role": "system", "content": instruction}, *messages]
+    return [{**first, "content": f"{first['content']}\n\n{instruction}"}, *others]
 
 
 def _has_calls(messages: Sequence[dict[str, Any]]) -> bool:
@@ -125,6 +134,14 @@ def _short(id: str) -> str:
     return hashlib.sha256(id.encode("utf-8", "replace")).hexdigest()[:9]
 
 
+def _with_texts(message: dict[str, Any]) -> dict[str, Any]:
+    """A message whose calls' arguments are JSON text."""
+    calls = [call["function"] for call in message.get("tool_calls", ())]
+    texts = [{**function, "arguments": json.dumps(function["arguments"], ensure_ascii=False)} for function in calls]
+    made = [{**call, "function": text} for call, text in zip(message.get("tool_calls", ()), texts, strict=True)]
+    return {**message, "tool_calls": made} if made else message
+
+
 def _one_call_each(message: dict[str, Any]) -> list[dict[str, Any]]:
     """Split a message into several, as Llama's templates accept one call per message."""
     calls = message.get("tool_calls", ())
@@ -146,6 +163,18 @@ def _instruction(tools: Tools) -> str:
             'To call one, answer with nothing but JSON: {"name": the function\'s name, "arguments": {…}}',
             must,
         ]
+    )
+
+
+def _listed(tools: Tools, written: str) -> str:
+    """The system message about tools for models that write calls as ``written``, as DeepSeek asks for it."""
+    listed = []
+    for tool in tools.known:
+        schema = json.dumps(tool.parameters, ensure_ascii=False)
+        listed.append(f"### {tool.name}\nDescription: {tool.description}\n\nParameters: {schema}")
+    must = "You must call a tool." if tools.required else "Call one only where it helps; else answer in words."
+    return "\n\n".join(
+        ["## Tools\nYou have access to the following tools:", *listed, f"To call one, write exactly:\n{written}", must]
     )
 
 

@@ -29,8 +29,10 @@ _CHARACTER = (
     r'([^"\\\x00-\x1F]|\\["\\\/bfnrt]|\\u([0-9a-cefA-CEF][0-9a-fA-F]{3}|[dD][0-7][0-9a-fA-F]{2}'
     r"|[dD][89abAB][0-9a-fA-F]{2}\\u[dD][c-fC-F][0-9a-fA-F]{2}))"
 )
+WHITE = r"[ \t\r\n]{1,64}"
+"""White space, bounded, as a small model may repeat it without end."""
 TERMINALS = rf"""
-WS: /[ \t\r\n]{{1,64}}/
+WS: /{WHITE}/
 STRING: /"{_CHARACTER}*"/
 INTEGER: /-?(0|[1-9][0-9]{{0,18}})(\.0)?/
 NUMBER: /-?(0|[1-9][0-9]{{0,18}})(\.[0-9]{{1,20}})?([eE][+-]?[0-9]{{1,2}})?/
@@ -74,6 +76,14 @@ def _either(found: Iterable[str]) -> str:
     return different[0] if len(different) == 1 else f"({' | '.join(different)})"
 
 
+def bounds(schema: Mapping[str, Any]) -> tuple[int, int | None]:
+    """The bounds of a string's length that are held: the least, and the greatest or None."""
+    least, most = schema.get("minLength", 0), schema.get("maxLength")
+    if not isinstance(least, int) or not 0 <= least <= MAX_LENGTH:
+        least = 0
+    return least, most if isinstance(most, int) and least <= most <= MAX_LENGTH else None
+
+
 class JsonRules:
     """Collects the rules of values, each under a name of its own.
 
@@ -81,12 +91,13 @@ class JsonRules:
         python: Whether they are written as in Python, which needs :data:`PYTHON_TERMINALS`.
 
     Attributes:
+        python: As in the argument.
         rules: The rules so far, without :data:`TERMINALS`.
     """
 
     def __init__(self, *, python: bool = False) -> None:
         self.rules: list[str] = []
-        self._python = python
+        self.python = python
         self._names = 0
         self._referred: dict[tuple[int, str], str] = {}
 
@@ -137,18 +148,23 @@ class JsonRules:
         return _either([*found, self._constant(None)] if schema.get("nullable") is True else found)
 
     def _constant(self, value: Any) -> str:
-        return literal(repr(value)) if self._python and not isinstance(value, str) else spelled(value)
+        return literal(repr(value)) if self.python and not isinstance(value, str) else spelled(value)
+
+    def _definition(self, pointer: str, root: Mapping[str, Any]) -> Any:
+        """A schema's definition; None: there is none of that name."""
+        kind, _, name = pointer.removeprefix("#/").partition("/")
+        known = root.get(kind) if kind in ("$defs", "definitions") else None
+        return known.get(name) if isinstance(known, dict) else None
 
     def _target(self, pointer: str, root: Mapping[str, Any], depth: int) -> str:
         """The rule of a definition, which may refer to itself."""
-        kind, _, name = pointer.removeprefix("#/").partition("/")
-        known = root.get(kind) if kind in ("$defs", "definitions") else None
-        if not isinstance(known, dict) or name not in known:
+        defined = self._definition(pointer, root)
+        if defined is None:
             return "any"
         place = (id(root), pointer)
         if place not in self._referred:
             rule = self._referred[place] = self._named()
-            made = self._value(known[name], root, depth + 1)
+            made = self._value(defined, root, depth + 1)
             self._add(rule, "any" if made == rule else made)
         return self._referred[place]
 
@@ -164,20 +180,16 @@ class JsonRules:
             body = f'{items} WS? ("," WS? {items} WS?)*'
             return self._add(self._named(), f'"[" WS? {body} "]"' if some else f'"[" WS? ({body})? "]"')
         if kind == "string":
-            return self._string(schema.get("minLength", 0), schema.get("maxLength"))
-        if self._python and kind in ("boolean", "null"):
+            return self._string(*bounds(schema))
+        if self.python and kind in ("boolean", "null"):
             return _either(map(self._constant, (True, False) if kind == "boolean" else (None,)))
         return _SIMPLE.get(kind, "any") if isinstance(kind, str) else "any"
 
-    def _string(self, least: Any, most: Any) -> str:
-        if not isinstance(least, int) or not 0 <= least <= MAX_LENGTH:
-            least = 0
-        if not isinstance(most, int) or not least <= most <= MAX_LENGTH:
-            most = ""
-        if not least and most == "":
+    def _string(self, least: int, most: int | None) -> str:
+        if not least and most is None:
             return "STRING"
         name = self._named().upper()
-        return self._add(name, rf'/"{_CHARACTER}{{{least},{most}}}"/')
+        return self._add(name, rf'/"{_CHARACTER}{{{least},{"" if most is None else most}}}"/')
 
     def _object(self, schema: Mapping[str, Any], root: Mapping[str, Any], depth: int) -> str:
         given, others = schema.get("properties"), schema.get("additionalProperties", False)
@@ -212,12 +224,14 @@ class JsonRules:
         *,
         opening: str = '"{" WS? ',
         closing: str = '"}"',
+        separator: str = '"," WS? ',
     ) -> str:
         """The rules of an object by the keys that it has already: each counted one comes once, and none is missing.
 
         Args:
             pairs: Maps the keys to the rules of their pairs.
             free: The rule of a pair with another key; empty: there is none.
+            opening, closing, separator: Lark of what is before, after and between the pairs.
         """
         counted = list(pairs) if len(pairs) <= MAX_ORDERED else required
         one_by_one = len(counted) > MAX_ORDERED
@@ -228,7 +242,7 @@ class JsonRules:
             """The rule of what follows the pairs with these keys."""
             if had not in states:
                 name = states[had] = self._named()
-                self._add(name, " | ".join(ends(had) + [f'"," WS? {way}' for way in ways(had)]))
+                self._add(name, " | ".join(ends(had) + [separator + way for way in ways(had)]))
             return states[had]
 
         def ends(had: frozenset[str]) -> list[str]:
