@@ -73,6 +73,7 @@ INLINE void score_run(
     for (int i = 0; i < n; i += VL << wide) {
         const int two = wide && n - i > VL; /* where it is one, the other is read and not stored */
         vf sum[QUERIES][2];
+#pragma clang loop unroll(full)
         for (int q = 0; q < nq; q++) sum[q][0] = sum[q][1] = v_set(0.0f);
         int64_t from = at + i;
         for (int part = 0; part < d; part += PART) {
@@ -80,6 +81,7 @@ INLINE void score_run(
             for (int e = part; e < part + PART; e++, from += stride) {
                 const vf k0 = cache_load(s->op->layer.k, from, type);
                 const vf k1 = wide ? cache_load(s->op->layer.k, from + VL, type) : k0;
+#pragma clang loop unroll(full)
                 for (int q = 0; q < nq; q++) {
                     const vf y = v_set(t->q[e * QUERIES + q]);
                     sum[q][0] = v_fma(y, k0, sum[q][0]);
@@ -87,6 +89,7 @@ INLINE void score_run(
                 }
             }
         }
+#pragma clang loop unroll(full)
         for (int q = 0; q < nq; q++) {
             float *scores = t->scores + q * (CHUNK + VL) + offset + i;
             if (type == KV_I8) {
@@ -108,6 +111,7 @@ INLINE void value_run(
     for (int64_t e = 0; e < stride; e += VL << wide) {
         const int two = wide && stride - e > VL;
         vf sum[QUERIES][2];
+#pragma clang loop unroll(full)
         for (int q = 0; q < nq; q++) {
             const float *acc = t->partial->acc + (first + q) * stride + e;
             sum[q][0] = v_load(acc);
@@ -117,12 +121,14 @@ INLINE void value_run(
             const int64_t from = at + i * stride + e;
             const vf v0 = cache_load(s->op->layer.v, from, type);
             const vf v1 = wide ? cache_load(s->op->layer.v, from + VL, type) : v0;
+#pragma clang loop unroll(full)
             for (int q = 0; q < nq; q++) {
                 const vf p = v_set(t->scores[(first + q) * (CHUNK + VL) + offset + i]);
                 sum[q][0] = v_fma(p, v0, sum[q][0]);
                 if (wide) sum[q][1] = v_fma(p, v1, sum[q][1]);
             }
         }
+#pragma clang loop unroll(full)
         for (int q = 0; q < nq; q++) {
             float *acc = t->partial->acc + (first + q) * stride + e;
             v_store(acc, sum[q][0]);
@@ -133,7 +139,7 @@ INLINE void value_run(
 
 /* Number of queries that the code for `count` is compiled for; the surplus ones are 0 and are not stored. */
 INLINE int rounded_up(int count) {
-    return count <= 2 ? count : count <= 4 ? 4 : count <= QUERIES / 2 ? QUERIES / 2 : QUERIES;
+    return count <= 3 ? count : count <= 4 ? 4 : count <= 6 ? 6 : count <= 8 ? 8 : count <= 12 && QUERIES > 8 ? 12 : QUERIES;
 }
 
 #define BY_COUNT(count, call) \
@@ -141,8 +147,11 @@ INLINE int rounded_up(int count) {
         const int made = rounded_up(count); \
         if (made == 1) call(1); \
         else if (made == 2) call(2); \
+        else if (made == 3) call(3); \
         else if (made == 4) call(4); \
-        else if (made == QUERIES / 2) call(QUERIES / 2); \
+        else if (made == 6) call(6); \
+        else if (made == 8) call(8); \
+        else if (made == 12 && QUERIES > 12) call(QUERIES * 3 / 4); \
         else call(QUERIES); \
     } while (0)
 

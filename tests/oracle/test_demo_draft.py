@@ -104,8 +104,8 @@ def test_a_device_drafts_as_the_layer_is_trained(
             end = position + ahead + 1
             step = [SequenceStep([int(ids[end - 1])], end, range(8), [0])]
             run(executable, Step(StepLayout(LIMITS), step))
-            fed = executable.read("hidden", 1)
-            for name, exact in zip(("hidden", "logits"), expected[ahead], strict=True):
+            fed = executable.read("state", 1)
+            for name, exact in zip(("state", "logits"), expected[ahead], strict=True):
                 found = executable.read(name, 1)[0]
                 errors.append(np.abs(found - exact[position]).max() / np.abs(exact[position]).max())
     print(np.median(errors), max(errors))

@@ -214,7 +214,7 @@ def test_a_layer_continues_the_tokens_and_states_since_it_began(
             found = run(executable, Step(StepLayout(executable.program.limits), step)).tolist()[0]
         while len(found) < len(drafted):
             end += 1
-            executable.write("state", executable.read("hidden", 1))
+            executable.write("state", executable.read("state", 1))
             step = [SequenceStep(found[-1:], end, range(2), [0])]
             found += run(executable, Step(StepLayout(executable.program.limits), step)).tolist()[0]
         right += found == drafted

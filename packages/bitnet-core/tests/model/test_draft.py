@@ -194,7 +194,7 @@ def test_what_a_layer_computes(
         executable.write("state", states[begin:end])
         count = end - begin
         run(executable, Step(StepLayout(limits), [SequenceStep(tokens[begin:end], end, [0], range(count))]))
-        for name, exact in (("hidden", states_out[begin:end]), ("logits", logits[begin:end])):
+        for name, exact in (("state", states_out[begin:end]), ("logits", logits[begin:end])):
             error = np.abs(executable.read(name, count) - exact).max(axis=1) / np.abs(exact).max(axis=1)
             print(name, error.max())
             # A code of int8 that is rounded the other way moves a result by about a hundredth of it; with planes, whose

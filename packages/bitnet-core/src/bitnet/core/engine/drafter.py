@@ -103,28 +103,34 @@ class Drafter:
         for sequence in sequences:
             rows = self._rows[sequence]
             parts.append((self._follow(sequence, len(rows), size), sequence.tokens[-len(rows) :], rows))
-        states: npt.NDArray[np.float32] = np.concatenate([hidden[rows.start : rows.stop] for _, _, rows in parts])
-        fed, drafts = [tokens for _, tokens, _ in parts], [list[int]() for _ in parts]
-        for done in range(size):
-            self.executable.write("state", states)
-            step = [
-                SequenceStep(
-                    tokens,
-                    followed.length + done,
-                    range(followed.slot * self._blocks, (followed.slot + 1) * self._blocks),
-                    range(len(tokens) - 1, len(tokens)),
-                )
-                for (followed, _, _), tokens in zip(parts, fed, strict=True)
-            ]
-            (drawn,) = run(self.executable, Step(self._layout, step, block_size=self._block_size, logits=False))
-            if drawn.min() < 0:
-                break
-            for draft, token in zip(drafts, drawn.tolist(), strict=True):
-                draft.append(token)
-            states, fed = self.executable.read("hidden", len(parts)), [draft[-1:] for draft in drafts]
+        self.executable.write("state", np.concatenate([hidden[rows.start : rows.stop] for _, _, rows in parts]))
+        fed = [tokens for _, tokens, _ in parts]
+        # A pass leaves the states for the next one, so the device drafts as far as it is fed one token of each.
+        drawn = self._passes(parts, fed, 0, size if max(map(len, fed)) == 1 else 1)
+        if len(drawn) < size and drawn.min() >= 0:
+            again = self._passes(parts, drawn[-1:].T.tolist(), len(drawn), size - len(drawn))
+            drawn = np.concatenate([drawn, again])
+        valid = int((drawn >= 0).all(axis=1).cumprod().sum())
+        drafts: list[list[int]] = drawn[:valid].T.tolist()
         for (followed, _, _), draft in zip(parts, drafts, strict=True):
             followed.drafted = draft
         return drafts
+
+    def _passes(
+        self, parts: Sequence[tuple[_Followed, list[int], range]], fed: Sequence[list[int]], done: int, count: int
+    ) -> npt.NDArray[np.int32]:
+        """The tokens of ``count`` passes, ``int32[count, sequences]``, of which the first is fed ``fed`` after ``done``
+        drafted tokens."""
+        step = [
+            SequenceStep(
+                tokens,
+                followed.length + done,
+                range(followed.slot * self._blocks, (followed.slot + 1) * self._blocks),
+                range(len(tokens) - 1, len(tokens)),
+            )
+            for (followed, _, _), tokens in zip(parts, fed, strict=True)
+        ]
+        return run(self.executable, Step(self._layout, step, block_size=self._block_size, logits=False), count)
 
     def _follow(self, sequence: TokenSequence, new: int, size: int) -> _Followed:
         """A sequence's part of the cache, with its ``new`` last tokens counted, and room for a draft behind them."""

@@ -184,7 +184,9 @@ def operands(op: Op, look: Lookup) -> Iterator[TensorSpec]:
         look.dense(op.weight, d)
         look.transform(op.transform, d)
         yield TensorSpec(op.x, "f32", ("M", _multiple_of_4(d, "D")))
-        yield TensorSpec(op.out, "f32", ("R", d))
+        out, limits = look.program.tensors.get(op.out), look.program.limits
+        input_too = out is not None and out.shape == ("M", d) and limits.max_rows <= limits.max_tokens
+        yield TensorSpec(op.out, "f32", ("M" if input_too else "R", d))
     elif isinstance(op, DenseMatmul):
         k = _multiple_of_4(look.columns(op.x), "K")
         n = look.table(op.weight, k)[0]

@@ -267,8 +267,8 @@ def build_draft_program(
 ) -> Program:
     """The program of a draft layer; it ends in ``Sample``.
 
-    The host writes ``state``, ``f32[M, hidden]``, before each step: for each of its tokens, the hidden state of the
-    token before it. ``hidden``, ``f32[R, hidden]``, takes its place in the next step.
+    The host writes ``state``, ``f32[M, hidden]``, before a step: for each of its tokens, the hidden state of the token
+    before it. A pass leaves its rows' own states in the first rows of ``state``, for the next pass.
 
     Args:
         weights: The model's, of which the embedding and the head are used.
@@ -290,7 +290,7 @@ def build_draft_program(
         NormQuant("state", "hnorm", eps, "s8", "s8_scale"),
         TernaryMatmul("s8", "s8_scale", ("hidden",), "x", add=True),
         *attention_ops(config, 0, 0, 0),
-        NormRows("x", "head_norm", eps, "hidden"),
+        NormRows("x", "head_norm", eps, "state"),
         NormRows("x", "head_norm", eps, "last"),
         DenseMatmul("last", head, "logits"),
         Sample("logits", "next"),
@@ -301,7 +301,6 @@ def build_draft_program(
         *(TensorSpec(name, "i8", ("M", width)) for name in ("e8", "s8")),
         *(TensorSpec(name, "f32", ("M",)) for name in ("e8_scale", "s8_scale")),
         *attention_tensors(config),
-        TensorSpec("hidden", "f32", ("R", width)),
         *head_tensors(config),
     ]
     return Program(

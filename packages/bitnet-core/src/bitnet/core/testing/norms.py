@@ -7,11 +7,35 @@ from typing import Literal, NamedTuple
 import numpy as np
 import pytest
 
-from bitnet.core.hal import Device, GluNormQuant, Limits, NormQuant, NormRows, SequenceStep
+from bitnet.core.hal import (
+    DenseMatmul,
+    Device,
+    GluNormQuant,
+    Limits,
+    NormQuant,
+    NormRows,
+    Program,
+    Sample,
+    SequenceStep,
+    Step,
+    StepLayout,
+    TernaryMatmul,
+    run,
+)
 from bitnet.core.testing import oracle
 from bitnet.core.testing.base import DeviceTests
 from bitnet.core.testing.cases import Size, log_uniform, over, pick
-from bitnet.core.testing.rig import Array, Rig, assert_rel, assert_within, dense, tensor, tokens
+from bitnet.core.testing.rig import (
+    Array,
+    Rig,
+    assert_rel,
+    assert_within,
+    dense,
+    random_ternary,
+    tensor,
+    ternary,
+    tokens,
+)
 
 
 class Rows(NamedTuple):
@@ -163,3 +187,49 @@ class NormTests(DeviceTests):
         with Rig(device, [NormRows("x", "w", 1e-5, "out")], specs, {"w": dense(weight)}, limits=limits) as rig:
             out = rig.run(step, {"x": x}, ["out"])["out"]
         assert_rel("out", out, oracle.rms_norm(x[wanted], weight, 1e-5), 1e-5)
+
+    @pytest.mark.parametrize("seqs", [1, 3])
+    def test_rows_that_the_next_pass_reads(self, device: Device, rng: np.random.Generator, seqs: int) -> None:
+        """Four passes at once give the tokens and the states of four steps between which the host hands on the states:
+        what ``norm_rows`` stores in a tensor that the program reads first is there in the next pass."""
+        width, limits = 64, Limits(8, 4, 4)
+        ops = [
+            NormQuant("state", "w", 1e-5, "q", "s"),
+            TernaryMatmul("q", "s", ("m",), "x"),
+            NormRows("x", "w", 1e-5, "state"),
+            NormRows("x", "w", 1e-5, "last"),
+            DenseMatmul("last", "head", "logits"),
+            Sample("logits", "next"),
+        ]
+        specs = [
+            tensor("state", "f32", "M", width),
+            tensor("q", "i8", "M", width),
+            tensor("s", "f32", "M"),
+            tensor("x", "f32", "M", width),
+            tensor("last", "f32", "R", width),
+            tensor("logits", "f32", "R", 97),
+            tensor("next", "i32", "R"),
+        ]
+        weights = {
+            "w": dense(norm_weight(rng, width)),
+            "m": ternary(random_ternary(rng, width, width), 0.5),
+            "head": dense(rng.standard_normal((97, width)).astype(np.float32)),
+        }
+        program = Program(ops, {spec.name: spec for spec in specs}, weights, limits, None, "states handed on")
+        state = rng.standard_normal((seqs, width)).astype(np.float32)
+        step = Step(StepLayout(limits), [SequenceStep([0], 1, rows=[0]) for _ in range(seqs)], logits=False)
+        executable = device.compile(program)
+        try:
+            single, states, handed = [], [], state
+            for _ in range(4):
+                executable.write("state", handed)
+                single.append(run(executable, step)[0].tolist())
+                handed = executable.read("state", seqs)
+                states.append(handed)
+                executable.write("state", np.full((8, width), np.nan, np.float32))
+            assert not np.array_equal(states[0], states[1])
+            executable.write("state", state)
+            assert run(executable, step, 4).tolist() == single
+            np.testing.assert_array_equal(executable.read("state", seqs), states[3])
+        finally:
+            executable.close()
