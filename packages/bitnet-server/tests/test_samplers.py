@@ -57,7 +57,20 @@ def test_biases_of_ids_and_texts(demo: Any) -> None:
         7: 2,
         **dict.fromkeys(words, -100),
     }
-    for wrong in ([7], [[7]], [[7, "x"]], [[7, True]], [[-1, 1]], [["", 1]], [[1.5, 1]], {"-7": 1}, [["x" * 300, 1]]):
+    (dash,) = options(demo, logit_bias={"-": 3})["logit_bias"].items()
+    assert (tokenizer.token_bytes(dash[0]), dash[1]) == (b"-", 3)
+    for wrong in (
+        [7],
+        [[7]],
+        [[7, "x"]],
+        [[7, True]],
+        [[-1, 1]],
+        [["", 1]],
+        [[1.5, 1]],
+        {"-7": 1},
+        {"": 1},
+        [["x" * 300, 1]],
+    ):
         with pytest.raises(RequestError, match="logit_bias"):
             options(demo, logit_bias=wrong)
 

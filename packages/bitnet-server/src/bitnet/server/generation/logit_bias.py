@@ -62,9 +62,9 @@ def _entries(fields: Fields) -> Iterator[tuple[int | str, float]]:
 def _token(found: Fields, name: str) -> int | str:
     """A token by its name in an object: its id if that is a number, else a text."""
     number = name.removeprefix("-")
-    if not (number.isascii() and number.isdigit()) and number:
+    if name and not (number.isascii() and number.isdigit()):
         return name
-    if number != name or len(name) > MAX_DIGITS:
+    if number != name or not 0 < len(name) <= MAX_DIGITS:
         raise wrong(found.name(brief(name)), "is not a token id.")
     return int(name)
 
