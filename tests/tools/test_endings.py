@@ -38,6 +38,7 @@ def test_help_is_asked_for(tool: str, tmp_path: Path) -> None:
         ("bench_chain none:0", "only CUDA devices can be measured, such as cuda:0"),
         ("bench_device none:0", "there is no device 'none:0'"),
         ("bench_host --rounds 0", "0 is too few: the least is 1"),
+        ("bench_draft none.gguf cpu", "none.gguf: cannot be opened"),
         ("bench_http -m none.gguf", "none.gguf: cannot be opened"),
         ("bench_lookup cpu --pairs 0", "0 is too few"),
         ("bench_model none.gguf cpu", "none.gguf: cannot be opened"),

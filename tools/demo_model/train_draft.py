@@ -12,7 +12,6 @@ import time
 from collections.abc import Sequence
 from itertools import islice
 from pathlib import Path
-from random import Random
 
 import numpy as np
 import tokenizers
@@ -20,12 +19,11 @@ import torch
 
 from bitnet.core.model.default import default_model_path
 from bitnet.core.model.file import open_model
-from demo_model import stories, tokens
+from demo_model import tokens
 from demo_model.draft import WINDOW, DraftLayer, draft_loss, frozen
 from demo_model.model import DemoModel
-from demo_model.problems import CATEGORIES, draw_problems
-from demo_model.talk_problems import talk_problems
 from demo_model.train import SHARD, Log, Optimizer, batches, replies
+from demo_model.unseen import problems, story_requests
 
 DEPTH = 7
 """Tokens of a draft in the evaluation: the longest that the engine makes."""
@@ -114,19 +112,10 @@ def _arguments() -> argparse.Namespace:
     return parser.parse_args()
 
 
-def questions(count: int, seed: int) -> list[str]:
-    """``count`` held-out problems of each kind, fewer of small talk, and requests for stories, which may be known."""
-    asked = [problem.question for category in CATEGORIES for problem in draw_problems(category, count, seed)]
-    talk = (problem["messages"] for problem in talk_problems(max(1, count // 4), seed))
-    asked += [messages[0]["content"] for messages in talk if len(messages) == 1]
-    rng = Random(f"unseen stories {seed}")
-    return asked + [stories.asked(rng)[0] for _ in range(2 * count)]
-
-
 def conversations(model: DemoModel, tokenizer: tokenizers.Tokenizer, count: int, limit: int) -> tokens.Rows:
-    """The model's own greedy answers to :func:`questions`, one a row of :data:`WINDOW` tokens."""
+    """The model's own greedy answers to questions that it was not trained on, one a row of :data:`WINDOW` tokens."""
     rows = []
-    asked = iter(questions(count, seed=2))
+    asked = iter([*problems(count, seed=2), *story_requests(2 * count, seed=2)])
     while some := list(islice(asked, 128)):
         for question, answer in zip(some, replies(model, tokenizer, some, limit), strict=True):
             (ids,) = tokens.encode(tokenizer, [[("user", question), ("assistant", answer)]])

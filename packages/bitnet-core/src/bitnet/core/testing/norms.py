@@ -14,12 +14,14 @@ from bitnet.core.hal import (
     Limits,
     NormQuant,
     NormRows,
+    Op,
     Program,
     Sample,
     SequenceStep,
     Step,
     StepLayout,
     TernaryMatmul,
+    Weight,
     run,
 )
 from bitnet.core.testing import oracle
@@ -193,7 +195,7 @@ class NormTests(DeviceTests):
         """Four passes at once give the tokens and the states of four steps between which the host hands on the states:
         what ``norm_rows`` stores in a tensor that the program reads first is there in the next pass."""
         width, limits = 64, Limits(8, 4, 4)
-        ops = [
+        ops: list[Op] = [
             NormQuant("state", "w", 1e-5, "q", "s"),
             TernaryMatmul("q", "s", ("m",), "x"),
             NormRows("x", "w", 1e-5, "state"),
@@ -210,7 +212,7 @@ class NormTests(DeviceTests):
             tensor("logits", "f32", "R", 97),
             tensor("next", "i32", "R"),
         ]
-        weights = {
+        weights: dict[str, Weight] = {
             "w": dense(norm_weight(rng, width)),
             "m": ternary(random_ternary(rng, width, width), 0.5),
             "head": dense(rng.standard_normal((97, width)).astype(np.float32)),
