@@ -225,6 +225,41 @@ def test_a_layer_continues_the_tokens_and_states_since_it_began(
         assert any(count > 1 for _, count, _ in seen), "no draft was right"
 
 
+@pytest.mark.parametrize(("accepted", "passes"), [(1, [(4, 5)]), (3, [(1, 7), (3, 8)])])
+def test_a_draft_is_one_run_of_the_device_or_two(
+    monkeypatch: pytest.MonkeyPatch, accepted: int, passes: list[tuple[int, int]]
+) -> None:
+    """``passes``: the passes of each run, and the position behind the tokens that its first pass is fed."""
+    seen = []
+
+    class Fake:
+        def read(self, name: str, rows: int) -> Any:
+            return np.zeros((rows, 8), np.float32)
+
+        def write(self, name: str, array: Any) -> None:
+            assert (name, len(array)) == ("state", accepted)
+
+    def ran(executable: Any, step: Step, count: int = 1) -> Any:
+        begin = step.layout.offsets["seq_len"]
+        seen.append((count, int(step.data[begin])))
+        fed = step.data[step.layout.offsets["tokens"] :][: step.tokens].tolist()
+        assert fed == (sequence.tokens[-accepted:] if len(seen) == 1 else [10])
+        return np.arange(10, 10 + count, dtype=np.int32)[:, None] + (len(seen) - 1)
+
+    monkeypatch.setattr("bitnet.core.engine.drafter.run", ran)
+    fake: Any = Fake()
+    drafter, sequence = Drafter(fake, fake, limits=LIMITS, kv=KVSpec(1, 1, 4, 128, 4)), cast("Any", Talker())
+    sequence.tokens = [1, 2, 3, 4]
+    drafter.next_rows(1)
+    drafter.accepted(sequence, range(1), [4])
+    drafter._follow(sequence, 4, 4)
+    sequence.tokens += range(5, 5 + accepted)
+    drafter.next_rows(accepted)
+    drafter.accepted(sequence, range(accepted), sequence.tokens[-accepted:])
+    assert drafter.draft([sequence], 4) == [[10, 11, 12, 13]]
+    assert seen == passes
+
+
 def test_sampled_tokens_have_the_models_distribution(make_rig: MakeRig, layer: Any, rng: np.random.Generator) -> None:
     """Pairs of tokens after one prompt, of which the second is drafted; the bound is passed by one run in 10⁷."""
     options, again, chances = {"temperature": 0.7, "top_k": 3, "ignore_eos": True}, 0.0, dict[tuple[int, ...], float]()
