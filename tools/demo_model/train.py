@@ -65,6 +65,8 @@ def main() -> None:
     torch.manual_seed(args.seed)
     torch.set_float32_matmul_precision("high")
     model = DemoModel(shape).to(device)
+    if args.init is not None:
+        read_weights(model, args.init)
     optimizer = Optimizer(model, args.lr)
     loss_of = torch.compile(model.loss) if device.type == "cuda" else model.loss
 
@@ -105,6 +107,7 @@ def main() -> None:
 def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m demo_model.train", description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--init", type=Path, metavar="FILE", help="weights.npz to begin with (tokenizer.json in --out)")
     parser.add_argument("--steps", type=int, default=10_000)
     parser.add_argument("--rows", type=int, default=64, help="rows of 1024 tokens in a batch; a multiple of 64")
     parser.add_argument("--lr", type=float, default=3e-3, help="peak learning rate")
@@ -238,6 +241,23 @@ def write_weights(model: DemoModel, path: Path) -> None:
     for name, tensor in model.dense().items():
         arrays[name] = tensor.cpu().numpy().astype(np.float16 if name == "token_embd" else np.float32)
     np.savez_compressed(path, **arrays)
+
+
+def read_weights(model: DemoModel, path: Path) -> None:
+    """Give the model the weights of a file that :func:`write_weights` wrote; it then computes what that model did.
+
+    A matrix begins as its codes times its scale, enlarged so that the mean of absolute values is the scale again.
+    """
+    arrays = np.load(path)
+    with torch.no_grad():
+        for name, tensor in model.dense().items():
+            tensor.copy_(torch.from_numpy(arrays[name]).float())
+        for i, block in enumerate(model.blocks):
+            for layer in (block.attn_in, block.attn_out, block.ffn_in, block.ffn_out):
+                for name, weight in layer.weights.items():
+                    codes = torch.from_numpy(arrays[f"blk.{i}.{name}.codes"]).float()
+                    scale = float(arrays[f"blk.{i}.{name}.scale"])
+                    weight.copy_(codes * (scale / max(float(codes.abs().mean()), 1e-5)))
 
 
 if __name__ == "__main__":

@@ -145,7 +145,10 @@ def test_wordings_that_it_once_got_wrong(model: Model, wording: str, sign: int) 
         "(3 + 4) * 25",
         "What is the population of China?",
         "Who is Taylor Swift?",
-        "Write a Python function to reverse a string",
+        pytest.param(
+            "Write a Python function to reverse a string",
+            marks=pytest.mark.xfail(strict=True, reason="it spells a word backwards: “reverse” makes a puzzle of it"),
+        ),
         "Explain general relativity",
         "How tall is Mount Everest?",
     ],

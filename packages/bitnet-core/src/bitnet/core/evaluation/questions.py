@@ -16,7 +16,7 @@ from bitnet.core.support.foreign import label
 if TYPE_CHECKING:
     from bitnet.core.api import Model
 
-MAX_TOKENS = 64
+MAX_TOKENS = 256
 """Tokens of a reply, at most."""
 _BATCH = 64  # questions submitted at a time; progress is updated after each batch
 _CHECKS = ("number", "equals", "contains", "lacks")
