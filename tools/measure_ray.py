@@ -38,8 +38,13 @@ def server(arguments: Sequence[str], ready: str) -> Iterator[str]:
     process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, start_new_session=True)
     try:
         assert process.stderr is not None
-        if not any(ready in line for line in process.stderr):
-            raise BitNetError(f"'{' '.join(command)}' ended with {process.wait()}.")
+        last = ""
+        for line in process.stderr:
+            if ready in line:
+                break
+            last = line.strip() or last
+        else:
+            raise BitNetError(f"'{' '.join(command)}' ended with {process.wait()}: {last}")
         yield f"http://127.0.0.1:{port}"
     finally:
         process.terminate()
