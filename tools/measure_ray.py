@@ -73,6 +73,12 @@ def rate(found: Outcome) -> float:
     return sum(answer.output_tokens for answer in found.answers) / found.seconds
 
 
+def quartiles(values: Sequence[float]) -> str:
+    """The median and the quartiles."""
+    low, median, high = np.quantile(values, (0.25, 0.5, 0.75))
+    return f"median {median:.3g}, quartiles {low:.3g} and {high:.3g}"
+
+
 def pairs(
     urls: tuple[str, str], shape: Random, count: int, streams: int, rounds: int, value: Callable[[Outcome], float]
 ) -> list[tuple[float, float]]:
@@ -106,9 +112,9 @@ def main() -> None:
     more = [with_ray - without for without, with_ray in first]
     ratios = [with_ray / without for without, with_ray in rates]
     print("TTFT at one stream, ms:", ", ".join(f"{a:.2f}|{b:.2f}" for a, b in first))
-    print(f"  more with Ray: median {np.median(more):.2f} ms, {min(more):.2f} to {max(more):.2f}")
+    print(f"  more with Ray, ms: {quartiles(more)}")
     print(f"tokens/s at {given.streams} streams:", ", ".join(f"{a:.0f}|{b:.0f}" for a, b in rates))
-    print(f"  ratio: median {np.median(ratios):.3f}, {min(ratios):.3f} to {max(ratios):.3f}")
+    print(f"  ratio: {quartiles(ratios)}")
 
 
 if __name__ == "__main__":
