@@ -1,6 +1,7 @@
 // Causal attention of one token and head per block, over the paged cache, in chunks of WG positions with a running
 // maximum (Milakov and Gimelshein 2018). Threads first take a position each (scores), then dimensions (values).
 #include "cache.cuh"
+#include "window.cuh"
 #define PER_THREAD ((DIM + WG - 1) / WG)
 
 extern "C" __global__ void attention(const int *step, int token_seq, int seq_begin, int seq_len, int block_table,
@@ -17,7 +18,7 @@ extern "C" __global__ void attention(const int *step, int token_seq, int seq_beg
     for (int i = lane; i < DIM; i += WG) query[i] = row[i] / sqrtf((float)DIM);
     float sums[PER_THREAD] = {};
     float largest = -INFINITY_F, total = 0.0f;
-    for (int start = 0; start < length; start += WG) {
+    for (int start = window_begin(length); start < length; start += WG) {
         __syncthreads();
         int p = start + lane;
         float score = -INFINITY_F;

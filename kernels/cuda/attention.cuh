@@ -1,4 +1,5 @@
 // Shared by the attention kernels.
+#include "window.cuh"
 
 // Two floats as halves, the first in the low 16 bits.
 __device__ __forceinline__ unsigned halves(float low, float high) {

@@ -44,9 +44,12 @@ attention_decode(const int *step, int token_seq, int seq_begin, int seq_len, int
 #endif
     int length = token_position(step, token_seq, seq_begin, seq_len, m) + 1;
     const int *table = step + block_table + step[token_seq + m] * max_blocks;
-    int span = ((length + TILE - 1) / TILE + SPLITS - 1) / SPLITS * TILE;
-    int begin = split * span, end = min(length, begin + span), stored = ROPE ? min(end, length - 1) : end;
+    int lowest = window_begin(length), origin = lowest / TILE * TILE;
+    int span = ((length - origin + TILE - 1) / TILE + SPLITS - 1) / SPLITS * TILE;
+    int begin = origin + split * span, end = min(length, begin + span), stored = ROPE ? min(end, length - 1) : end;
 
+    // What is behind the window may be NaN.
+    auto held = [&](int p) { return p < stored && (!WINDOW || p >= lowest); };
     auto place = [&](int p) { return row_of(table[p / BLOCK], p % BLOCK, kv_head, KV_HEADS); };
 #if RING
     // Tile `turn` of this warp. The number of its block is in a lane: that of turn i, 32 + i, … in lane i.
@@ -63,7 +66,7 @@ attention_decode(const int *step, int token_seq, int seq_begin, int seq_len, int
 #pragma unroll
         for (int i = 0; i < SIDE / WARP; i++) {
             int above = i * WARP / PIECES, at = lane / PIECES * PIECES + i * WARP + (mine ^ TURNED(above));
-            bool there = start + above + lane / PIECES < stored;
+            bool there = held(start + above + lane / PIECES);
             copy_async(to + at, key + i * WARP, there), copy_async(to + SIDE + at, value + i * WARP, there);
         }
 #if KV_I8
@@ -92,22 +95,22 @@ attention_decode(const int *step, int token_seq, int seq_begin, int seq_len, int
 #pragma unroll
         for (int h = 0; h < 2; h++) {
             int p = start + group + 8 * h;
-            size_t at = (p < stored ? place(p) : 0) + quarter * KEY_EACH;
+            size_t at = (held(p) ? place(p) : 0) + quarter * KEY_EACH;
 #pragma unroll
-            for (int c = 0; c < KEY_LOADS; c++) key[h][c] = p < stored ? load(keys + at + 4 * KEY_EACH * c) : make_uint4(0, 0, 0, 0);
+            for (int c = 0; c < KEY_LOADS; c++) key[h][c] = held(p) ? load(keys + at + 4 * KEY_EACH * c) : make_uint4(0, 0, 0, 0);
 #if KV_I8
-            int block = p < stored ? table[p / BLOCK] : 0;
-            scales_of[slot][0][h] = p < stored ? load_scale(scale_of(keys, block, p % BLOCK, kv_head, KV_HEADS)) : 0.0f;
-            scales_of[slot][1][h] = p < stored ? load_scale(scale_of(values, block, p % BLOCK, kv_head, KV_HEADS)) : 0.0f;
+            int block = held(p) ? table[p / BLOCK] : 0;
+            scales_of[slot][0][h] = held(p) ? load_scale(scale_of(keys, block, p % BLOCK, kv_head, KV_HEADS)) : 0.0f;
+            scales_of[slot][1][h] = held(p) ? load_scale(scale_of(values, block, p % BLOCK, kv_head, KV_HEADS)) : 0.0f;
 #endif
         }
 #pragma unroll
         for (int i = 0; i < 4; i++) {
             int p = start + 2 * quarter + i % 2 + i / 2 * 8;
-            size_t at = (p < stored ? place(p) : 0) + group * VALUE_EACH;
+            size_t at = (held(p) ? place(p) : 0) + group * VALUE_EACH;
 #pragma unroll
             for (int c = 0; c < VALUE_LOADS; c++) {
-                value[i][c] = p < stored ? load<VALUE_EACH * sizeof(kv_t)>(values + at + 8 * VALUE_EACH * c) : make_uint4(0, 0, 0, 0);
+                value[i][c] = held(p) ? load<VALUE_EACH * sizeof(kv_t)>(values + at + 8 * VALUE_EACH * c) : make_uint4(0, 0, 0, 0);
             }
         }
     };
@@ -118,11 +121,16 @@ attention_decode(const int *step, int token_seq, int seq_begin, int seq_len, int
 #endif
 #if ROPE
     fetch_first();
+    // The pairs that are rotated come first; the others are two halves of the rest of a head.
     int pair = threadIdx.x % PAIRS;
-    float cosine = cosines[(size_t)(length - 1) * PAIRS + pair], sine = sines[(size_t)(length - 1) * PAIRS + pair];
+    float cosine = 1.0f, sine = 0.0f;
+    if (pair < ROTATED) cosine = cosines[(size_t)(length - 1) * ROTATED + pair], sine = sines[(size_t)(length - 1) * ROTATED + pair];
     bool has_new = stored < end;
 #endif
-    int a = ROPE && !NEOX ? threadIdx.x % PAIRS * 2 : threadIdx.x % PAIRS, b = ROPE && !NEOX ? a + 1 : a + PAIRS;
+    int a = ROPE && !NEOX ? threadIdx.x % PAIRS * 2 : threadIdx.x % PAIRS, b = ROPE && !NEOX ? a + 1 : a + ROTATED;
+#if ROPE
+    if (ROTATED < PAIRS && pair >= ROTATED) a = pair + ROTATED, b = a + PAIRS - ROTATED;
+#endif
 #if HEAD_NORMS
     float2 q_gain = make_float2(q_norm[a], q_norm[b]), k_gain = make_float2(k_norm[a], k_norm[b]);
 #endif
@@ -244,7 +252,7 @@ attention_decode(const int *step, int token_seq, int seq_begin, int seq_len, int
         float scales[2][2];
 #pragma unroll
         for (int i = 0; i < 4; i++) {  // those past the last position may be of rows that nobody has written
-            scales[i / 2][i % 2] = start + group + i % 2 * 8 < stored ? scale_at[i / 2 * TILE + i % 2 * 8 + group] : 0.0f;
+            scales[i / 2][i % 2] = held(start + group + i % 2 * 8) ? scale_at[i / 2 * TILE + i % 2 * 8 + group] : 0.0f;
         }
 #endif
 #else
@@ -291,7 +299,8 @@ attention_decode(const int *step, int token_seq, int seq_begin, int seq_len, int
 #if KV_I8
             sum = sum * (scales[0][i / 2] * (1.0f / Q_UNIT)) + unit[i / 2];
 #endif
-            score[i] = start + group + i / 2 * 8 < end ? sum : -INFINITY_F;
+            int p = start + group + i / 2 * 8;
+            score[i] = p < end && p >= lowest ? sum : -INFINITY_F;
         }
 #pragma unroll
         for (int h = 0; h < 2; h++) {

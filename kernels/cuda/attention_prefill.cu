@@ -53,6 +53,8 @@ attention_prefill(const int *step, int token_seq, int seq_begin, int seq_len, in
     const int *table = step + block_table + seq * max_blocks;
     int kv_head = head / (HEADS / KV_HEADS);
 
+    int lowest = window_begin(position0 + 1), begin = lowest / TILE * TILE;  // what is before the first token's window may be NaN
+    auto held = [&](int p) { return p >= lowest && p < length; };
     auto place = [&](int p) { return row_of(table[p / BLOCK], p % BLOCK, kv_head, KV_HEADS); };
     auto tile_of = [&](int start) { return tiles + start / TILE % 2 * 2 * TILE * PITCH; };
 #if KV_I8
@@ -63,13 +65,13 @@ attention_prefill(const int *step, int token_seq, int seq_begin, int seq_len, in
 #pragma unroll
         for (int i = 0; i < LOADS; i++) {
             int load = threadIdx.x + i * WARPS * WARP, p = start + load / (DIM / EACH);
-            size_t at = (p < length ? place(p) : 0) + load % (DIM / EACH) * EACH;
-            codes[0][i] = p < length ? *(const uint4 *)(keys + at) : make_uint4(0, 0, 0, 0);
-            codes[1][i] = p < length ? *(const uint4 *)(values + at) : make_uint4(0, 0, 0, 0);
+            size_t at = (held(p) ? place(p) : 0) + load % (DIM / EACH) * EACH;
+            codes[0][i] = held(p) ? *(const uint4 *)(keys + at) : make_uint4(0, 0, 0, 0);
+            codes[1][i] = held(p) ? *(const uint4 *)(values + at) : make_uint4(0, 0, 0, 0);
         }
-        int p = start + threadIdx.x % TILE, block = p < length ? table[p / BLOCK] : 0;
-        scale[0] = p < length ? *scale_of(keys, block, p % BLOCK, kv_head, KV_HEADS) : 0.0f;
-        scale[1] = p < length ? *scale_of(values, block, p % BLOCK, kv_head, KV_HEADS) : 0.0f;
+        int p = start + threadIdx.x % TILE, block = held(p) ? table[p / BLOCK] : 0;
+        scale[0] = held(p) ? *scale_of(keys, block, p % BLOCK, kv_head, KV_HEADS) : 0.0f;
+        scale[1] = held(p) ? *scale_of(values, block, p % BLOCK, kv_head, KV_HEADS) : 0.0f;
     };
     auto store = [&](int start) {
 #pragma unroll
@@ -92,7 +94,7 @@ attention_prefill(const int *step, int token_seq, int seq_begin, int seq_len, in
 #pragma unroll
             for (int i = 0; i < LOADS; i++) {
                 int load = threadIdx.x + i * WARPS * WARP, row = load / (DIM / EACH), at = load % (DIM / EACH) * EACH, p = start + row;
-                bool there = p < length;
+                bool there = held(p);
                 size_t from = there ? place(p) + at : 0;
                 copy_async(to + row * PITCH + at, keys + from, there);
                 copy_async(to + (TILE + row) * PITCH + at, values + from, there);
@@ -102,9 +104,9 @@ attention_prefill(const int *step, int token_seq, int seq_begin, int seq_len, in
     };
 #endif
     wait_for_before();
-    fetch(0);
+    fetch(begin);
 #if KV_I8
-    store(0);
+    store(begin);
 #endif
 
     unsigned q[CHUNKS][2][4];
@@ -124,7 +126,7 @@ attention_prefill(const int *step, int token_seq, int seq_begin, int seq_len, in
     }
 
     float sums[DIM / 8][4] = {}, largest[2] = {LOWEST, LOWEST}, total[2] = {};
-    for (int start = 0; start < length; start += TILE) {
+    for (int start = begin; start < length; start += TILE) {
 #if !KV_I8
         asm volatile("cp.async.wait_group 0;");
 #endif
@@ -156,7 +158,7 @@ attention_prefill(const int *step, int token_seq, int seq_begin, int seq_len, in
                     const auto &of = scales[start / TILE % 2];
                     score[n][2 * h + i] = score[n][2 * h + i] * of[0][p - start] + of[1][p - start];
 #endif
-                    if (p > position || p >= length) score[n][2 * h + i] = -INFINITY_F;
+                    if (p > position || p >= length || p < window_begin(position + 1)) score[n][2 * h + i] = -INFINITY_F;
                     top = fmaxf(top, score[n][2 * h + i]);
                 }
             }

@@ -11,6 +11,9 @@
 #define TILE 16
 #define THREADS (WARPS * WARP)
 #define PAIRS (DIM / 2)
+#ifndef ROTATED
+#define ROTATED PAIRS /* pairs of a head that are rotated */
+#endif
 #define Q_PITCH (DIM + 32) /* so that neighbouring heads fall into different halves of the banks */
 #define SUMS (GROUP * DIM) /* of a token and key/value head */
 #if CLUSTER

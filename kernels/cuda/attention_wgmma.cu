@@ -88,7 +88,8 @@ attention_wgmma(const int *step, int token_seq, int seq_begin, int seq_len, int 
     TokenTile mine;
     if (!find_tile(mine, step, seq_begin, seq_len, TOKENS)) return;
     int seq = mine.seq, end = mine.end, m0 = mine.first, position0 = mine.position, length = mine.length;
-    int count = (length + TILE - 1) / TILE;
+    int lowest = window_begin(position0 + 1), origin = lowest / TILE * TILE;  // of the first token's window; of the first tile
+    int count = (length - origin + TILE - 1) / TILE;
 
     if (threadIdx.x == 0) {
         for (int i = 0; i < 2 * STAGES; i++) barrier_init(full + i, FILLERS), barrier_init(empty + i, ARRIVALS(CONSUMERS));
@@ -109,7 +110,7 @@ attention_wgmma(const int *step, int token_seq, int seq_begin, int seq_len, int 
         int own = lane / lanes ^ column / 4, piece = column % 4 * 2 ^ own;
         auto copy = [&](int t) {  // by a warp
             if (t >= 2 * count) return;
-            int start = t / 2 * TILE, blocks = (min(TILE, length - start) + BLOCK - 1) / BLOCK, at = t % SLOTS;
+            int start = origin + t / 2 * TILE, blocks = (min(TILE, length - start) + BLOCK - 1) / BLOCK, at = t % SLOTS;
             if (t >= SLOTS) barrier_wait(converted + at, t / SLOTS & 1 ^ 1);
             if (lane == 0) barrier_expect(copied + at, blocks * BLOCK_BYTES);
             __syncwarp();
@@ -129,7 +130,8 @@ attention_wgmma(const int *step, int token_seq, int seq_begin, int seq_len, int 
             if (side == 0) {  // the scales of values, too, which come with their codes
                 barrier_wait(copied + (t + 1) % SLOTS, t / SLOTS & 1);
                 for (int row = first + lane; row < first + TILE / PRODUCERS; row += WARP) {
-                    bool there = t / 2 * TILE + row < length;
+                    int p = origin + t / 2 * TILE + row;
+                    bool there = p >= lowest && p < length;
                     float key = there ? scale_at(t, row) : 0.0f, value = there ? scale_at(t + 1, row) : 0.0f, unit = exponent(value);
                     units[t / 2 % UNITS][row] = make_float2(key * (1.0f / Q_UNIT), unit);
                     // A token that does not see a position has a weight of 0 there, which NaN would not leave so.
@@ -155,7 +157,7 @@ attention_wgmma(const int *step, int token_seq, int seq_begin, int seq_len, int 
         if (threadIdx.x == CONSUMERS * WARP) {
             wait_for_before();
             for (int t = 0; t < 2 * count; t++) {  // keys, values, keys, …
-                int start = t / 2 * TILE, blocks = (min(TILE, length - start) + BLOCK - 1) / BLOCK, at = t % (2 * STAGES);
+                int start = origin + t / 2 * TILE, blocks = (min(TILE, length - start) + BLOCK - 1) / BLOCK, at = t % (2 * STAGES);
                 if (t >= 2 * STAGES) barrier_wait(empty + at, t / (2 * STAGES) & 1 ^ 1);
                 barrier_expect(full + at, blocks * BLOCK * DIM * 2);
                 for (int b = 0; b < blocks; b++) {
@@ -213,7 +215,7 @@ attention_wgmma(const int *step, int token_seq, int seq_begin, int seq_len, int 
         };
         auto release = [&](int t, int side) { warp_arrive(empty + t % STAGES * 2 + side, lane); };
         auto weigh = [&](int t) {  // scores to weights, and the factor for the sums so far
-            int start = t * TILE;
+            int start = origin + t * TILE;
 #if KV_I8
 #pragma unroll
             for (int n = 0; n < TILE / 8; n++) {
@@ -222,12 +224,13 @@ attention_wgmma(const int *step, int token_seq, int seq_begin, int seq_len, int 
                 score[n][2] = score[n][2] * unit.x + unit.y, score[n][3] = score[n][3] * unit.z + unit.w;
             }
 #endif
-            if (start + TILE - 1 > position0) {
+            if (start + TILE - 1 > position0 || start < window_begin(position0 + TOKENS)) {
 #pragma unroll
                 for (int n = 0; n < TILE / 8; n++) {
 #pragma unroll
                     for (int i = 0; i < 4; i++) {
-                        if (start + n * 8 + quarter * 2 + i % 2 > position[i / 2]) score[n][i] = -INFINITY_F;
+                        int p = start + n * 8 + quarter * 2 + i % 2;
+                        if (p > position[i / 2] || p < window_begin(position[i / 2] + 1)) score[n][i] = -INFINITY_F;
                     }
                 }
             }
@@ -267,6 +270,19 @@ attention_wgmma(const int *step, int token_seq, int seq_begin, int seq_len, int 
         release(0, 0);
         weigh(0);
         pack_weights();
+#if !KV_I8
+        // Values of places past the last position, or behind the window, may be NaN, which a weight of 0 would not hide.
+        auto clear = [&](int t, int from, int to) {
+            int at = t % STAGES * 2 + 1;
+            barrier_wait(full + at, t / STAGES & 1);
+            for (int i = threadIdx.x; i < (to - from) * 8 * PANELS; i += CONSUMERS * WARP) {
+                int row = from + i / (8 * PANELS), panel = i / 8 % PANELS;
+                *(uint4 *)(places + at * SIDE + panel * PANEL + row * 128 + i % 8 * 16) = make_uint4(0, 0, 0, 0);
+            }
+            asm volatile("fence.proxy.async.shared::cta;\n\tbar.sync 1, %0;" ::"n"(CONSUMERS * WARP) : "memory");
+        };
+        if (WINDOW) clear(0, 0, lowest - origin);
+#endif
         for (int t = 1; t < count; t++) {
             begin_scores(t);
             begin_sums(t - 1);
@@ -286,14 +302,7 @@ attention_wgmma(const int *step, int token_seq, int seq_begin, int seq_len, int 
             pack_weights();
         }
 #if !KV_I8
-        // Places past the last position may hold NaN, which a weight of 0 would not hide.
-        int last = (count - 1) % STAGES * 2 + 1, there = length - (count - 1) * TILE;
-        barrier_wait(full + last, (count - 1) / STAGES & 1);
-        for (int i = threadIdx.x; i < (TILE - there) * 8 * PANELS; i += CONSUMERS * WARP) {
-            int row = there + i / (8 * PANELS), panel = i / 8 % PANELS;
-            *(uint4 *)(places + last * SIDE + panel * PANEL + row * 128 + i % 8 * 16) = make_uint4(0, 0, 0, 0);
-        }
-        asm volatile("fence.proxy.async.shared::cta;\n\tbar.sync 1, %0;" ::"n"(CONSUMERS * WARP) : "memory");
+        clear(count - 1, length - origin - (count - 1) * TILE, TILE);
 #endif
         begin_sums(count - 1);
         products_wait<0>();

@@ -127,10 +127,19 @@ __device__ __forceinline__ int pack(float a, float b, float c, float d) {
     return all;
 }
 
-// The contract rounds each product separately.
-__device__ __forceinline__ float dequantize(int sum, float scale, float w_scale) {
-    return __fmul_rn((float)sum, __fmul_rn(scale, w_scale));
+// What one unit of a row's integer products is worth, besides the activations' scale: f32 where a matrix has one scale, or, where
+// ROW_SCALES, f16, one of each row. The contract rounds each product separately, and multiplies by the latter first.
+#if ROW_SCALES
+typedef f16 unit_t;
+__device__ __forceinline__ float dequantize(int sum, float scale, float unit) {
+    return __fmul_rn(__fadd_rn(__fmul_rn((float)sum, unit), 0.0f), scale);
 }
+#else
+typedef float unit_t;
+__device__ __forceinline__ float dequantize(int sum, float scale, float unit) {
+    return __fmul_rn((float)sum, __fmul_rn(scale, unit));
+}
+#endif
 
 __device__ __forceinline__ float4 times(float4 v, float f) { return make_float4(v.x * f, v.y * f, v.z * f, v.w * f); }
 __device__ __forceinline__ float4 times(float4 v, float4 w) { return make_float4(v.x * w.x, v.y * w.y, v.z * w.z, v.w * w.w); }

@@ -152,7 +152,8 @@ ternary_decode(const int *step, const void *input, const float *scale, const int
         low[i] = there ? stream(codes_low + chunk) : make_uint4(0, 0, 0, 0);
         high[i] = there ? stream(codes_high + chunk) : make_uint4(0, 0, 0, 0);
     }
-    float scale_low = ((const float *)w_scale)[min(row_low, rows - 1)], scale_high = ((const float *)w_scale)[min(row_high, rows - 1)];
+    const unit_t *units = (const unit_t *)w_scale;
+    float scale_low = to_float(units[min(row_low, rows - 1)]), scale_high = to_float(units[min(row_high, rows - 1)]);
 #endif
     int tokens = TOKENS == 1 ? 1 : STEP_TOKENS(step);
 #if INPUT

@@ -198,7 +198,7 @@ ternary_few(const int *step, const signed char *x, const float *scale, const int
         first_scale[0] = row[0] * COUNT + part, first_scale[1] = row[1] * COUNT + part;
 #endif
 #else
-        float unit[2] = {((const float *)w_scale)[row[0]], ((const float *)w_scale)[row[1]]};
+        float unit[2] = {to_float(((const unit_t *)w_scale)[row[0]]), to_float(((const unit_t *)w_scale)[row[1]])};
         int kept[SUMS][NT][4] = {};
 #endif
         Operands of[2];

@@ -135,8 +135,8 @@ ternary_mma(const int *step, const signed char *x, const float *scale, const int
         bool low_there = weight_there(r), high_there = weight_there(r + 8);
         int n_low = weight_row(r), n_high = weight_row(r + 8);
 #if !GROUP
-        const float *scales = (const float *)w_scale;
-        float scale_low = low_there ? scales[n_low] : 0.0f, scale_high = high_there ? scales[n_high] : 0.0f;
+        const unit_t *units = (const unit_t *)w_scale;
+        float scale_low = low_there ? to_float(units[n_low]) : 0.0f, scale_high = high_there ? to_float(units[n_high]) : 0.0f;
 #endif
 #pragma unroll
         for (int n = 0; n < NT; n++) {

@@ -24,7 +24,7 @@ __device__ __forceinline__ void store(float *out, size_t at, int sum, float scal
 
 // For a few tokens: a warp has a row of W, and a sum for each of TOKENS. Block: [32, ROWS].
 extern "C" __global__ void ternary_gemv(const int *step, const signed char *x, const float *scale, const unsigned *codes,
-                                        const float *w_scale, float *out, int rows) {
+                                        const unit_t *w_scale, float *out, int rows) {
     int lane = threadIdx.x, n = blockIdx.x * ROWS + threadIdx.y, first = blockIdx.y * TOKENS;
     int tokens = STEP_TOKENS(step);
     if (first >= tokens || n >= rows) return;
@@ -46,7 +46,7 @@ extern "C" __global__ void ternary_gemv(const int *step, const signed char *x, c
     for (int t = 0; t < TOKENS; t++) {
         for (int i = WARP / 2; i > 0; i /= 2) sums[t] += __shfl_xor_sync(FULL, sums[t], i);
         if (lane == 0 && first + t < tokens)
-            store(out, (size_t)(first + t) * rows + n, sums[t], scale[first + t], w_scale[n]);
+            store(out, (size_t)(first + t) * rows + n, sums[t], scale[first + t], to_float(w_scale[n]));
     }
 }
 
@@ -55,7 +55,7 @@ extern "C" __global__ void ternary_gemv(const int *step, const signed char *x, c
 #define TILE_N 64
 
 extern "C" __global__ void ternary_gemm(const int *step, const signed char *x, const float *scale, const unsigned *codes,
-                                        const float *w_scale, float *out, int rows) {
+                                        const unit_t *w_scale, float *out, int rows) {
     __shared__ int x_tile[TILE_M][33];         // 32 words of a token, and one so that tokens fall into different banks
     __shared__ unsigned code_tile[TILE_N][9];  // 8 words of a row, likewise
     int lane = threadIdx.x, n0 = blockIdx.x * TILE_N, m0 = blockIdx.y * TILE_M;
@@ -92,7 +92,7 @@ extern "C" __global__ void ternary_gemm(const int *step, const signed char *x, c
         int m = m0 + my_m + 16 * t;
         for (int i = 0; i < 4; i++) {
             int n = n0 + my_n + 16 * i;
-            if (m < tokens && n < rows) store(out, (size_t)m * rows + n, sums[i][t] - x_sums[t], scale[m], w_scale[n]);
+            if (m < tokens && n < rows) store(out, (size_t)m * rows + n, sums[i][t] - x_sums[t], scale[m], to_float(w_scale[n]));
         }
     }
 }

@@ -29,7 +29,7 @@ __device__ __forceinline__ void multiply(int (&acc)[NT][4], const unsigned (&a)[
 
 extern "C" __global__ void __launch_bounds__(THREADS, 1)
 ternary_tiles(const int *step, const __grid_constant__ TensorMap x, const __grid_constant__ TensorMap codes, const float *scale,
-              const int *sums, const float *w_scale, float *out, int rows) {
+              const int *sums, const unit_t *w_scale, float *out, int rows) {
     extern __shared__ unsigned char unaligned[];  // the ring, and 1024 bytes to align it
     __shared__ Barrier full[STAGES], empty[STAGES];
     unsigned char *ring = unaligned + (1024 - shared_at(unaligned) % 1024) % 1024;
@@ -112,7 +112,7 @@ ternary_tiles(const int *step, const __grid_constant__ TensorMap x, const __grid
         int n_low = GLU ? n0 / 2 + warp * 8 + group : n0 + row, n_high = n_low + (GLU ? width : 8);
         bool low_there = n_low < width, high_there = n_high < rows;
         int from_low = low_there ? n_low : 0, from_high = high_there ? n_high : 0;
-        float scale_low = w_scale[from_low], scale_high = w_scale[from_high];
+        float scale_low = to_float(w_scale[from_low]), scale_high = to_float(w_scale[from_high]);
         float *to = out + (size_t)m0 * width;
         // All loads of a batch come before its first store, which they could not overtake.
 #pragma unroll

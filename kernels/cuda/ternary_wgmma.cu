@@ -39,7 +39,7 @@ __device__ __forceinline__ void multiply(int (&acc)[NT][4], const unsigned (&a)[
 
 extern "C" __global__ void IN_CLUSTER __launch_bounds__(THREADS, 512 / THREADS)
 ternary_wgmma(const int *step, const signed char *x, const float *scale, const int *sums, const unsigned char *codes,
-              const float *w_scale, float *out, int rows) {
+              const unit_t *w_scale, float *out, int rows) {
     extern __shared__ unsigned char unaligned[];  // the ring, and 1024 bytes to align it
     unsigned char *ring = unaligned + (1024 - (unsigned)__cvta_generic_to_shared(unaligned) % 1024) % 1024;
     int warp = threadIdx.x / WARP, lane = threadIdx.x % WARP, group = lane / 4, quarter = lane % 4;
@@ -126,7 +126,7 @@ ternary_wgmma(const int *step, const signed char *x, const float *scale, const i
     int r = warp * 16 + group;
     bool low_there = weight_there(r), high_there = weight_there(r + 8);
     int n_low = weight_row(r), n_high = weight_row(r + 8);
-    float scale_low = low_there ? w_scale[n_low] : 0.0f, scale_high = high_there ? w_scale[n_high] : 0.0f;
+    float scale_low = low_there ? to_float(w_scale[n_low]) : 0.0f, scale_high = high_there ? to_float(w_scale[n_high]) : 0.0f;
 #pragma unroll
     for (int n = 0; n < NT; n++) {
         if (n % KSPLIT != part) continue;

@@ -76,7 +76,7 @@ class AttentionOps:
     def rope_append(self, ctx: Context, op: RopeAppend, bucket: Bucket) -> list[Launch]:
         tensors = ctx.tensors[op.qkv], ctx.kv("k", op.layer), ctx.kv("v", op.layer)
         angles = ctx.dense(op.cos).data, ctx.dense(op.sin).data
-        args = (*positions(ctx), *tensors, *angles, *head_norm_inputs(ctx, op, ctx.step))
+        args = (*positions(ctx, op.table), *tensors, *angles, *head_norm_inputs(ctx, op, ctx.step))
         sizes = {"HEADS": op.heads, "KV_HEADS": op.kv_heads, "WARPS": ROPE_WARPS, "NEOX": int(op.style == "neox")}
         sizes["NORMS"] = int(norms_heads(op))
         part = part_defines(ctx, op)
@@ -90,7 +90,7 @@ class AttentionOps:
         tensors = ctx.tensors[op.qkv], *cache, ctx.tensors[op.out]
         if self.splits(ctx, op, bucket):
             return [self.decode(ctx, op, bucket, rope=None)]
-        defines = kv_defines(ctx, op)
+        defines = _defines(ctx, op)
         shared = 4 * QUERY_TILE * (op.head_dim + 8) * 2
         tiled = self._tensor_cores and op.head_dim in (64, 128, 256) and shared <= self._shared
         if tiled and self._narrow(ctx):
@@ -100,9 +100,9 @@ class AttentionOps:
                 return [self._wgmma_launch(ctx, op, bucket, defines)]
             spec = KernelSpec("attention_prefill", "attention_prefill", tuple(defines.items()))
             tiles = bucket.tokens // QUERY_TILE + min(bucket.tokens, ctx.program.limits.max_seqs)
-            args = (*positions(ctx), *tensors)
+            args = (*positions(ctx, op.table), *tensors)
             return [Launch(spec, (op.heads, tiles, 1), (256, 1, 1), args, shared=shared, overlaps=True)]
-        args = (*positions(ctx), *tensors, np.int32(op.heads), np.int32(op.kv_heads))
+        args = (*positions(ctx, op.table), *tensors, np.int32(op.heads), np.int32(op.kv_heads))
         spec = KernelSpec("attention", "attention", (("WG", PLAIN_GROUP), *defines.items()))
         return [Launch(spec, (bucket.tokens, op.heads, 1), (PLAIN_GROUP, 1, 1), args)]
 
@@ -114,7 +114,7 @@ class AttentionOps:
             cache = tuple(TiledMatrix(data, rows, width, kv.block_size, PANEL) for data in cache)
         tokens = QUERY_ROWS // (op.heads // op.kv_heads)
         tiles = bucket.tokens // tokens + min(bucket.tokens, ctx.program.limits.max_seqs)
-        args = (*positions(ctx), ctx.tensors[op.qkv], *cache, ctx.tensors[op.out])
+        args = (*positions(ctx, op.table), ctx.tensors[op.qkv], *cache, ctx.tensors[op.out])
         shared = ALIGNMENT + 2 * KEY_STAGES * KEY_TILE * op.head_dim * 2
         shared += 0 if defines["KV_F16"] else CODE_SLOTS * KEY_TILE * kv.row_bytes
         spec = KernelSpec("attention_wgmma", "attention_wgmma", tuple(defines.items()))
@@ -133,11 +133,12 @@ class AttentionOps:
 
     def decode(self, ctx: Context, op: Attention, bucket: Bucket, rope: RopeAppend | None) -> Launch:
         limit = max(ctx.program.limits.max_rows, min(ctx.program.limits.max_tokens, SPLIT_TOKENS))
-        heads, splits = bucket.tokens * op.kv_heads, ceil_div(bucket.context, SPLIT)
+        seen = min(bucket.context, op.window or bucket.context)
+        heads, splits = bucket.tokens * op.kv_heads, ceil_div(seen, SPLIT)
         sums, codes = op.heads // op.kv_heads * op.head_dim, ctx.cache.dtype == "i8"
         cluster, parts = 0, ctx.step  # `parts` is unused if one cluster has all splits
         if self._clusters and sums <= CLUSTER_SUMS:
-            several, cluster = self._clusters_for(heads, splits, bucket.context)
+            several, cluster = self._clusters_for(heads, splits, seen)
             splits = several * cluster
             if several > 1:
                 parts = ctx.scratch("attention shares", limit * op.heads * several * op.head_dim * 16)
@@ -146,18 +147,18 @@ class AttentionOps:
             parts = ctx.scratch("attention parts", limit * op.heads * MAX_SPLITS * (op.head_dim + 2) * 4)
         merges = splits > max(cluster, 1)
         arrivals = ctx.zeroed("attention arrivals", limit * op.kv_heads * MAX_CLUSTER * 4) if merges else ctx.step
-        long, rings = bucket.context > SPLIT * splits, self._rings(ctx, op)
+        long, rings = seen > SPLIT * splits, self._rings(ctx, op)
         if long and heads * splits <= self._multiprocessors and sums <= LONG_SUMS:
             warps, depth = LONG_WARPS, LONG_DEPTH
             if codes:
                 depth = SPREAD_CODES_DEPTH if merges else CODES_DEPTH
             # f16 is faster in registers where one cluster reads a head, or several of two blocks.
-            ring = rings and (bucket.context > LARGE_FROM if codes else merges and cluster > 2)
+            ring = rings and (seen > LARGE_FROM if codes else merges and cluster > 2)
         else:
-            ring = codes and bucket.context > FAR and rings
+            ring = codes and seen > FAR and rings
             warps, depth = 4, SPREAD_CODES_DEPTH if ring else 1
         shared = warps * depth * TILE * 2 * ctx.cache.row_bytes if ring else 0
-        defines = kv_defines(ctx, op) | {
+        defines = _defines(ctx, op) | {
             "HEADS": op.heads,
             "KV_HEADS": op.kv_heads,
             "SPLITS": splits,
@@ -168,9 +169,11 @@ class AttentionOps:
             **rope_defines(rope),
             "HEAD_NORMS": int(rope is not None and norms_heads(rope)),
         }
+        if rope is not None and (part := part_defines(ctx, rope)):
+            defines["ROTATED"] = part["PAIRS"]
         norms = head_norm_inputs(ctx, rope, ctx.step)
         inputs = attention_inputs(ctx, op, rope, ctx.step)
-        args = (*positions(ctx), *inputs, ctx.tensors[op.out], parts, arrivals, *norms)
+        args = (*positions(ctx, op.table), *inputs, ctx.tensors[op.out], parts, arrivals, *norms)
         spec = KernelSpec("attention_decode", "attention_decode", tuple(defines.items()))
         grid = op.kv_heads, bucket.tokens, splits
         return Launch(spec, grid, (32 * warps, 1, 1), args, shared=shared, overlaps=True)
@@ -201,3 +204,8 @@ class AttentionOps:
     def _rings(self, ctx: Context, op: Attention) -> bool:
         """Whether shared memory has room for a ring of tiles, and each tile is within one cache block."""
         return self._large_clusters and op.head_dim == RING_HEAD and ctx.cache.block_size % TILE == 0
+
+
+def _defines(ctx: Context, op: Attention) -> dict[str, int]:
+    """Preprocessor constants of every kernel of attention."""
+    return kv_defines(ctx, op) | {"WINDOW": op.window or 0}

@@ -95,6 +95,7 @@ def few_product(ctx: Context, op: TernaryMatmul, tokens: int, out: Buffer, activ
         "KSPLIT": shape.split,
         "DEPTH": shape.depth,
         **product_defines(op, activation),
+        **w.defines,
     }
     spec = KernelSpec("ternary_few", "ternary_few", tuple(defines.items()))
     grid, block = (shape.blocks, ceil_div(tokens, shape.tokens), 1), (32 * shape.warps, 1, 1)

@@ -13,11 +13,18 @@ import numpy as np
 
 from bitnet.core.gpu import Bucket, Buffer, Context, Dispatch, KernelSources, Launch, Lowering
 from bitnet.core.gpu.fusions import Choice, GatedProduct, GatedTransform, NormChoice, NormHead, RopeAttention
-from bitnet.core.gpu.ops import RowOps, ceil_div, part_defines
+from bitnet.core.gpu.ops import RowOps, ceil_div
 from bitnet.core.gpu.ops.logprobs import history, logprobs
 from bitnet.core.gpu.ops.products import ProductInput, fused_products, glu_products, row_sums
 from bitnet.core.gpu.ops.scaled import norms_heads
-from bitnet.core.gpu.ops.variants import GroupScaledMatmul, NormedRope, PartialRope, TernaryTable, variants
+from bitnet.core.gpu.ops.variants import (
+    GroupScaledMatmul,
+    NormedRope,
+    PartialRope,
+    TernaryTable,
+    WindowedAttention,
+    variants,
+)
 from bitnet.core.hal import (
     Attention,
     DenseMatmul,
@@ -30,6 +37,7 @@ from bitnet.core.hal import (
     TernaryMatmul,
 )
 from bitnet.cuda.attention import AttentionOps
+from bitnet.cuda.experts import ExpertLaunches
 from bitnet.cuda.head import HeadOps
 from bitnet.cuda.products import CLUSTERS, DECODE_TOKENS, FEW_TOKENS, MAX_CLUSTER, TENSOR_CORES, Products
 from bitnet.cuda.recurrent import RecurrentLaunches
@@ -74,11 +82,13 @@ class CudaOps:
             RopeAppend: self._attention.rope_append,
             NormedRope: self._attention.rope_append,
             Attention: self._attention.attention,
+            WindowedAttention: self._attention.attention,
             NormRows: lambda *given: _overlapping(self._rows.norm_rows(*given)),
             Sample: self.sample,
             Logprobs: self._logprobs,
             TernaryTable: TableOps(multiprocessors, capability).lower,
             PartialRope: self._attention.rope_append,
+            **ExpertLaunches(capability).table(),
             **(groups if self._tensor_cores else {}),
         }
         self._recurrent = RecurrentLaunches(multiprocessors, capability, self._products, self._rows, self._table)
@@ -136,8 +146,7 @@ class CudaOps:
 
     def _rope_attention(self, ctx: Context, group: RopeAttention, bucket: Bucket) -> list[Launch] | None:
         most = DECODE_TOKENS if norms_heads(group.rope) else FEW_TOKENS[-1]
-        whole = not part_defines(ctx, group.rope)
-        able = whole and bucket.tokens <= most and self._attention.splits(ctx, group.attention, bucket)
+        able = bucket.tokens <= most and self._attention.splits(ctx, group.attention, bucket)
         return [self._attention.decode(ctx, group.attention, bucket, group.rope)] if able else None
 
     def _choice(self, ctx: Context, group: Choice | NormChoice, bucket: Bucket) -> list[Launch] | None:

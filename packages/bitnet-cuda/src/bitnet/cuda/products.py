@@ -16,7 +16,7 @@ from bitnet.core.hal import DenseMatmul, TernaryMatmul
 from bitnet.cuda.bits import bits_product, bits_shape
 from bitnet.cuda.few import FewShape, few_product, few_shape
 from bitnet.cuda.tiles import ALIGNMENT, GROUP_TILE, MANY_TOKENS, PANEL, TILES, TiledMatrix, product_tile
-from bitnet.cuda.weights import ternary
+from bitnet.cuda.weights import Matrix, ternary
 
 DECODE_TOKENS = 8
 """Maximum tokens of ternary_decode."""
@@ -98,7 +98,7 @@ class Products:
             return group_product(ctx, op, bucket)
         args = (ctx.step, x, scale, w.codes, w.scales, out, np.int32(w.rows))
         shape = (("COLS", w.cols), ("ROW_BYTES", w.row_bytes), ("ADD", int(op.add)))
-        defines = (*shape, ("ROWS", GEMV_ROWS), ("TOKENS", min(bucket.tokens, DECODE_TOKENS)))
+        defines = (*shape, ("ROWS", GEMV_ROWS), ("TOKENS", min(bucket.tokens, DECODE_TOKENS)), *w.defines.items())
         if bucket.tokens <= DECODE_TOKENS:
             spec, block = KernelSpec("ternary_matmul", "ternary_gemv", defines), (LANES, GEMV_ROWS, 1)
             return [Launch(spec, (ceil_div(w.rows, GEMV_ROWS), 1, 1), block, args)]
@@ -203,6 +203,7 @@ class Products:
             "INPUT": source.kind,
             "CLUSTER": cluster,
             **product_defines(op, activation),
+            **w.defines,
         }
         args = product_args(ctx, op, source, out)
         blocks = ceil_div(ceil_div(w.rows, TILE_ROWS), tiles)
@@ -252,6 +253,7 @@ class Products:
             "GROUP": w.group or 0,
             "BN": token_tile,
             **product_defines(op, activation),
+            **w.defines,
         }
         args = tiled_args(ctx, op, out)
         if self._wgmma and w.group is None:
@@ -293,6 +295,7 @@ class Products:
             "COLS": w.cols,
             "ROW_BYTES": w.row_bytes,
             **product_defines(op, activation),
+            **w.defines,
             "BM": tile.rows,
             "BN": tile.tokens,
             "STAGES": stages,

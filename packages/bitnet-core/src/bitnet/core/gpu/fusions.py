@@ -11,15 +11,17 @@ from dataclasses import dataclass, fields
 from typing import ClassVar, TypeAlias
 
 from bitnet.core.gpu.context import Bucket
-from bitnet.core.gpu.ops.variants import Transformed
+from bitnet.core.gpu.ops.variants import ExpertGlu, Transformed
 from bitnet.core.hal import (
     Attention,
     DenseMatmul,
+    ExpertMatmul,
     GluNormQuant,
     NormQuant,
     NormRows,
     Op,
     RopeAppend,
+    Route,
     Sample,
     TernaryMatmul,
 )
@@ -37,11 +39,13 @@ class Fusion:
             while others still read the input.
         TAKES: Keys of operations that the entry of the fusion lowers, although they have entries of their own
             (:func:`~bitnet.core.gpu.ops.variants.key`).
+        CHAINED: Whether each operation reads all results of the one before; if not, :meth:`fits` checks what each reads.
     """
 
     KEPT: ClassVar[tuple[str, ...]] = ()
     AT_ONCE: ClassVar[bool] = False
     TAKES: ClassVar[tuple[type, ...]] = ()
+    CHAINED: ClassVar[bool] = True
 
     @property
     def ops(self) -> tuple[Op, ...]:
@@ -192,6 +196,29 @@ class FeedForward(_Gated):
 
 
 @dataclass(frozen=True, slots=True)
+class ExpertFeedForward(Fusion):
+    """A mixture of experts: the router, a norm of the same rows, and the experts' two products, the second of which adds to
+    those rows."""
+
+    route: Route
+    norm: NormQuant
+    up: ExpertMatmul
+    glu: GluNormQuant
+    down: ExpertMatmul
+    KEPT = ("down",)
+    TAKES = (ExpertGlu,)
+    CHAINED = False
+
+    def fits(self, bucket: Bucket) -> bool:
+        route, norm, up, glu, down = self.route, self.norm, self.up, self.glu, self.down
+        rows = (route.x, route.weight, route.eps) == (norm.x, norm.weight, norm.eps) and route.x == down.out
+        products = (up.x, up.scale, glu.gate_up) == (norm.out, norm.scale, up.out) and up.shares is None
+        last = (down.x, down.scale, down.shares) == (glu.out, glu.scale, route.shares)
+        chosen = up.ids == down.ids == route.ids and up.experts == down.experts
+        return rows and products and last and chosen and norm.transform is None and glu.transform is None
+
+
+@dataclass(frozen=True, slots=True)
 class Layer(Fusion):
     """A whole layer, whose products ``o`` and ``down`` add to the tensor that its norms read."""
 
@@ -220,6 +247,7 @@ class Layer(Fusion):
 
 FUSIONS: tuple[type[Fusion], ...] = (
     Layer,
+    ExpertFeedForward,
     RopeAttentionProduct,
     FeedForward,
     NormChoice,

@@ -142,7 +142,7 @@ def candidates(ops: Sequence[Op], at: int, bucket: Bucket) -> Iterator[Fusion]:
         here = ops[at : at + len(types)]
         if len(here) == len(types) and all(map(isinstance, here, types)):
             group = kind(*here)
-            if _chained(here) and group.fits(bucket) and _safe(group, ops[at + len(here) :]):
+            if (not kind.CHAINED or _chained(here)) and group.fits(bucket) and _safe(group, ops[at + len(here) :]):
                 yield group
 
 

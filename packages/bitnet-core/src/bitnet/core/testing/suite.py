@@ -14,6 +14,7 @@ from bitnet.core.testing.int8_cache import Int8CacheTests
 from bitnet.core.testing.lifecycle import LifecycleTests
 from bitnet.core.testing.linear import LinearTests
 from bitnet.core.testing.logprobs import LogprobTests
+from bitnet.core.testing.mixture_steps import MixtureStepTests
 from bitnet.core.testing.norms import NormTests
 from bitnet.core.testing.penalties import PenaltyTests
 from bitnet.core.testing.probing import ProbeTests
@@ -49,6 +50,7 @@ class ConformanceSuite(
     HybridTests,
     DeterminismTests,
     HybridStepTests,
+    MixtureStepTests,
     StartTests,
     LookAheadTests,
     LifecycleTests,
