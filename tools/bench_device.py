@@ -5,7 +5,7 @@
     python tools/bench_device.py cuda:0 --context 32768 --kv-dtype i8 --sequences 1 2 4
 
 The model has the shape of BitNet b1.58 2B4T, or of Ternary-Bonsai 8B, whose weights have a scale for each 128 columns,
-or of Bonsai 2 27B, three of four layers of which are recurrent.
+or of Bonsai 2 27B, three of four layers of which are recurrent, or of Maple 20B-A1B, a mixture of experts.
 Prints tokens a second and microseconds a step, the best of all runs within half a second and the median of their steps,
 host loop included: the upload of a step, and the download of the tokens of all steps of a run. With ``--context`` only
 that context is measured: decode of one sequence or of ``--sequences``, and the last 2048 tokens of a prompt of that
@@ -55,19 +55,24 @@ from bitnet.core.hal import (
     run,
 )
 from bitnet.core.model.delta_net import DeltaNet
+from bitnet.core.model.experts import Experts, Windows
 from bitnet.core.model.hadamard import Hadamard
 from bitnet.core.model.program import build_program
+from bitnet.core.model.weights import expected_weights
 from bitnet.core.testing.hybrid import CONFIG
-from random_shapes import PRESETS, HybridShape, Shape
+from random_shapes import PRESETS, ExpertShape, HybridShape, Shape
 from running import positive, run_tool
 
 POSITIONS, BLOCK, CHUNK, RUNS, SECONDS = 4096, 32, 2048, 5, 0.5
-MODELS = ("2b4t", "bonsai-8b", "bonsai-27b", "bonsai-27b-small")
+MODELS = ("2b4t", "bonsai-8b", "bonsai-27b", "bonsai-27b-small", "maple", "maple-small")
 
 
 @dataclass
 class RandomWeights:
-    """Weights made when a device asks for them. All codes are valid: 0, 1 and 2."""
+    """Weights made when a device asks for them. All codes are valid: 0, 1 and 2.
+
+    ``group``: columns that share a scale in each row; 0: all of a row's; None: all of a matrix's.
+    """
 
     rng: np.random.Generator
     group: int | None = None
@@ -77,13 +82,15 @@ class RandomWeights:
         self._codes = lut[self.rng.integers(0, 81, 1 << 26, np.uint8)]
 
     def ternary(self, n: int, k: int) -> TernaryWeight:
+        group = k if self.group == 0 else self.group
+
         def load() -> TernaryData:
             at = int(self.rng.integers(self._codes.size))
             codes = np.resize(np.roll(self._codes[: n * k // 4], at), (n, k // 4))
-            scales = (1,) if self.group is None else (n, k // self.group)
-            return TernaryData(codes, np.full(scales, 0.02, np.float32 if self.group is None else np.float16))
+            scales = (1,) if group is None else (n, k // group)
+            return TernaryData(codes, np.full(scales, 0.02, np.float32 if group is None else np.float16))
 
-        return TernaryWeight((n, k), load, group=self.group)
+        return TernaryWeight((n, k), load, group=group)
 
     def dense(self, *shape: int, dtype: type[np.floating] = np.float32) -> DenseWeight:
         array = (self.rng.standard_normal(shape, np.float32) * 0.02).astype(dtype)
@@ -179,6 +186,38 @@ def build_hybrid(
     )
 
 
+def build_mixture(
+    shape: ExpertShape, rng: np.random.Generator, limits: Limits, blocks: int, kv_dtype: KVDtype
+) -> Program:
+    """The program of a Maple whose embedding and head are f16, and whose cache keeps what is behind the windows."""
+    config = replace(
+        CONFIG,
+        architecture="maple",
+        name="random",
+        vocab_size=shape.vocab,
+        hidden_size=shape.hidden,
+        layers=shape.layers,
+        heads=shape.heads,
+        kv_heads=shape.kv_heads,
+        head_dim=shape.head_dim,
+        ffn_size=shape.ffn,
+        context_length=shape.context,
+        rope_theta=shape.rope_theta,
+        rotary_dim=shape.rotary,
+        output_gate=False,
+        delta_net=None,
+        experts=Experts(shape.experts, shape.used, (shape.clamp or 0.0,) * shape.layers),
+        windows=Windows(shape.window, tuple(map(shape.slides, range(shape.layers)))),
+    )
+    made, weights = RandomWeights(rng, 0), dict[str, Weight]()
+    for name, (kind, size) in expected_weights(config):
+        if kind == "ternary":
+            weights[name] = made.ternary(int(np.prod(size[:-1])), size[-1])
+        else:
+            weights[name] = made.dense(*size, dtype=np.float16 if kind == "dense" else np.float32)
+    return build_program(config, weights, limits=limits, num_blocks=blocks, kv_dtype=kv_dtype, block_size=BLOCK)
+
+
 def measure(name: str, executable: Executable, layout: StepLayout, seqs: Sequence[SequenceStep], count: int) -> None:
     """Print how fast runs of ``count`` steps are: at least ``RUNS`` of them, for ``SECONDS``."""
     step = Step(layout, seqs, logits=False)
@@ -222,6 +261,8 @@ def main() -> None:
     shape = replace(shape, layers=args.layers or shape.layers)
     if isinstance(shape, HybridShape):
         program = build_hybrid(shape, rng, limits, blocks, args.kv_dtype)
+    elif isinstance(shape, ExpertShape):
+        program = build_mixture(shape, rng, limits, blocks, args.kv_dtype)
     else:
         program = build(shape, rng, limits, blocks, args.kv_dtype)
     print(f"{selection.info.name}: {selection.info.description}, driver {selection.info.driver_version}")

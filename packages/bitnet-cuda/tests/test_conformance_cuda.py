@@ -1,30 +1,35 @@
 """The CUDA backend against the operations' contract, on every device it finds."""
 
 from contextlib import closing
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 import pytest
 
 from bitnet.core.hal import (
+    EXPERTS,
     KV_I8,
     STATES,
+    WINDOWS,
     Device,
+    ExpertMatmul,
     GluNormQuant,
     Limits,
     NormQuant,
     Op,
     Program,
+    Route,
     Step,
     StepLayout,
     TernaryMatmul,
     Weight,
     run,
 )
-from bitnet.core.testing import ConformanceSuite, oracle
+from bitnet.core.testing import ConformanceSuite, oracle, oracle_experts
 from bitnet.core.testing.attention import Heads, Paged, Part
 from bitnet.core.testing.cases import needs
+from bitnet.core.testing.experts import Mixture, choices
 from bitnet.core.testing.linear import Grouped, check_groups
 from bitnet.core.testing.norms import check_codes
 from bitnet.core.testing.recurrent import Delta
@@ -34,8 +39,145 @@ from bitnet.cuda.attention import FAR
 from bitnet.cuda.backend import BACKEND
 
 
+class Mixed(NamedTuple):
+    """A mixture for ``m`` tokens: ``top`` of ``experts`` of ``width`` columns between, for rows of ``hidden``.
+    ``scaled``: each row of a matrix has a scale of its own."""
+
+    m: int
+    experts: int
+    top: int
+    hidden: int
+    width: int
+    scaled: bool = True
+    clamp: float | None = 7.0
+
+
 class TestConformance(ConformanceSuite):
     backend = BACKEND
+
+    @needs(EXPERTS)
+    @pytest.mark.parametrize(
+        "shape",
+        [
+            Mixed(1, 1, 1, 256, 256),
+            Mixed(1, 256, 8, 2048, 512),
+            Mixed(2, 40, 8, 2048, 512, scaled=False),
+            Mixed(3, 9, 3, 768, 256, clamp=None),
+            Mixed(5, 33, 5, 1024, 768, clamp=0.5),
+            Mixed(8, 70, 8, 512, 2048, scaled=False),
+            Mixed(8, 5, 5, 1280, 256),
+            Mixed(23, 20, 4, 512, 256),
+        ],
+        ids=str,
+    )
+    def test_a_whole_mixture(self, device: Device, rng: np.random.Generator, shape: Mixed) -> None:
+        """Router, products, activations and sums in as few kernels as the device takes. Whole numbers are their own
+        codes, so that only the codes of activations may be next to a rounding border."""
+        m, count, top, hidden, width, scaled, clamp = shape
+        x = rng.integers(-127, 128, (m, hidden)).astype(np.float32)
+        x[np.arange(m), rng.integers(0, hidden, m)] = 127
+        router = (rng.standard_normal((count, hidden)) * 4 / np.sqrt(hidden)).astype(np.float32)
+        codes = [random_ternary(rng, count * n, k) for n, k in ((width, hidden), (width, hidden), (hidden, width))]
+        sizes = [float(np.float32((1.5 / k) ** 0.5)) for k in (hidden, hidden, width)]
+        units = [
+            rng.uniform(0.5 * size, 2 * size, (len(w), 1)).astype(np.float16)
+            for size, w in zip(sizes, codes, strict=True)
+        ]
+        names = ("gate", "up", "down")
+        weights: dict[str, Weight] = {"gain": dense(np.ones(hidden, np.float32)), "router": dense(router)}
+        for name, w, unit, size in zip(names, codes, units, sizes, strict=True):
+            weights[name] = ternary(w, unit if scaled else size)
+        specs = [tensor("x", "f32", "M", hidden), tensor("a", "i8", "M", hidden), tensor("s", "f32", "M")]
+        specs += [tensor("ids", "i32", "M", top), tensor("shares", "f32", "M", top)]
+        specs += [tensor("gu", "f32", "M", top * 2 * width), tensor("h", "i8", "M", top * width)]
+        specs.append(tensor("hs", "f32", "M") if top == 1 else tensor("hs", "f32", "M", top))
+        ops: list[Op] = [
+            Route("x", "gain", 1e-5, "router", "ids", "shares"),
+            NormQuant("x", "gain", 1e-5, "a", "s"),
+            ExpertMatmul("a", "s", "ids", count, ("gate", "up"), "gu"),
+            GluNormQuant("gu", None, 1e-5, "silu", "h", "hs", clamp=clamp, parts=top),
+            ExpertMatmul("h", "hs", "ids", count, ("down",), "x", "shares"),
+        ]
+        limits = Limits(m + 2)
+        with closing(device.compile(Program(ops, {s.name: s for s in specs}, weights, limits))) as executable:
+            executable.write("x", x)
+            run(executable, Step(StepLayout(limits), tokens(m)))
+            out = executable.read("x", m)
+        logits, bound = oracle_experts.route(x, np.ones(hidden), 1e-5, router)
+        order = np.argsort(-logits, axis=1, kind="stable")
+        best = -np.sort(-logits, axis=1)[:, : top + 1]
+        clear = (-np.diff(best, axis=1) > 4 * bound.max(axis=1)[:, None]).all(axis=1) if count > 1 else np.ones(m, bool)
+        assert clear.sum() * 2 >= m, "experts are too close for this test"
+        shares = oracle_experts.shares(logits, order[:, :top])
+
+        def matrix(which: int, e: int) -> npt.NDArray[np.float64]:
+            rows = slice(e * len(codes[which]) // count, (e + 1) * len(codes[which]) // count)
+            found: npt.NDArray[np.float64] = codes[which][rows] * np.float64(
+                units[which][rows] if scaled else sizes[which]
+            )
+            return found
+
+        norm = 1 / np.sqrt((x.astype(np.float64) ** 2).mean(axis=1) + 1e-5)
+        for row in np.flatnonzero(clear):
+            total, slack = np.zeros(hidden), 1e-5 * abs(x[row]).astype(np.float64)
+            for j, e in enumerate(order[row, :top]):
+                gate, up = (matrix(which, e) @ x[row].astype(np.float64) * norm[row] for which in range(2))
+                if clamp is not None:
+                    gate, up = np.minimum(gate, clamp), np.clip(up, -clamp, clamp)
+                exact = oracle.absmax((gate / (1 + np.exp(-gate)) * up)[None])
+                near = abs(exact.quotient[0] - np.floor(exact.quotient[0]) - 0.5) < 5e-3
+                down = matrix(2, e)
+                part = down @ np.rint(exact.quotient[0]) * exact.scale[0]
+                total += shares[row, j] * part
+                slack += shares[row, j] * exact.scale[0] * (abs(down) @ (near + 2e-5 * abs(exact.quotient[0])))
+                slack += 1e-4 * shares[row, j] * abs(part) + 2 * bound[row].max() * abs(shares[row, j] * part)
+            assert_within("x", out[row], x[row] + total, slack + 1e-9)
+
+    @needs(EXPERTS)
+    @pytest.mark.parametrize(
+        "shape",
+        [
+            Mixture(1, 12, 3, 100, 512, 512),
+            Mixture(9, 256, 8, 512, 2048, 2048),
+            Mixture(64, 256, 8, 130, 512, 512, 1),
+            Mixture(33, 16, 4, 1030, 256, 0),
+            Mixture(300, 40, 8, 72, 768, 768, 3),
+            Mixture(500, 20, 8, 300, 2048, 2048),
+            Mixture(700, 3, 3, 260, 1280, 0),
+            Mixture(150, 5, 2, 68, 4096, 4096, 1),
+        ],
+        ids=str,
+    )
+    def test_products_of_experts_on_tensor_cores(
+        self, device: Device, rng: np.random.Generator, shape: Mixture
+    ) -> None:
+        """Tiles of 8, 16 and 32 pairs, ragged in pairs and rows; one scale a row or a matrix; a long K."""
+        self._products(device, rng, shape, choices(rng, shape))
+        self._sums(device, rng, shape, choices(rng, shape))
+
+    @needs(WINDOWS)
+    @pytest.mark.parametrize(
+        ("heads", "window"),
+        [
+            (Heads(16, 4, 128), 512),
+            (Heads(16, 4, 128, dtype="i8"), 512),
+            (Heads(6, 2, 64, 16), 70),
+            (Heads(5, 1, 128, 64, "i8"), 1),
+            (Heads(3, 3, 128, 8), 300),
+            (Heads(4, 1, 256), 130),
+        ],
+        ids=str,
+    )
+    def test_windows_of_many_tokens(self, device: Device, rng: np.random.Generator, heads: Heads, window: int) -> None:
+        """Several tiles of tokens and of positions, a later chunk, and short sequences beside it; then few tokens."""
+        paged = Paged(device, rng, heads, length=1500, seqs=3, chunk=700, window=window)
+        with paged.rig:
+            paged.run([(0, Part(0, 700))])
+            paged.run([(0, Part(700, 620))])
+            paged.run([(0, Part(1320, 150)), (1, Part(0, 529)), (2, Part(0, 1))])
+            paged.run([(0, Part(1470, 9)), (1, Part(529, 7))])
+            paged.run([(0, Part(1479, 1)), (1, Part(536, 1))])
+            paged.run([(0, Part(1480, 1))])
 
     @pytest.mark.parametrize(
         "shape",

@@ -84,8 +84,8 @@ class ExpertLaunches:
         logits, made = self._logits(ctx, op, bucket)
         top = np.int32(ctx.shape(op.ids)[1])
         args = (ctx.step, logits, ctx.tensors[op.ids], ctx.tensors[op.shares], top)
-        warps, defines = ROUTE_ONE // 32, dict(made.kernel.defines) | {"WG": ROUTE_ONE}
-        grid = ceil_div(bucket.tokens, warps), 1, 1
+        defines = {name: int(value) for name, value in made.kernel.defines} | {"WG": ROUTE_ONE}
+        grid = ceil_div(bucket.tokens, ROUTE_ONE // 32), 1, 1
         return [made, _launch("route", grid, ROUTE_ONE, args, defines, entry="route_top")]
 
     def expert_matmul(self, ctx: Context, op: ExpertMatmul, bucket: Bucket) -> list[Launch]:
@@ -134,7 +134,12 @@ class ExpertLaunches:
         weight = ctx.dense(op.weight).data if op.weight else gate_up
         group = GROUP if width > 2 * GROUP else GROUP // 2
         args = (ctx.step, gate_up, weight, np.float32(op.eps), _limit(op), ctx.tensors[op.out], ctx.tensors[op.scale])
-        defines = {"WG": group, "DIM": width, "NORM": int(op.weight is not None), "RELU2": int(op.activation == "relu2")}
+        defines = {
+            "WG": group,
+            "DIM": width,
+            "NORM": int(op.weight is not None),
+            "RELU2": int(op.activation == "relu2"),
+        }
         return [_launch("expert_glu", (op.parts, bucket.tokens, 1), group, args, defines)]
 
     def feed_forward(self, ctx: Context, group: ExpertFeedForward, bucket: Bucket) -> list[Launch] | None:
@@ -144,7 +149,9 @@ class ExpertLaunches:
         hidden, width = up.cols, down.cols
         scaled = up.group is None and down.group is None and not rest and len(group.up.weights) == 2
         split = 2 if hidden // STEP % 2 == 0 else 1
-        short = hidden <= STEP * MAX_STEPS * split and width <= STEP * MAX_STEPS and max(hidden, top * width) <= MAX_ROWS
+        short = (
+            hidden <= STEP * MAX_STEPS * split and width <= STEP * MAX_STEPS and max(hidden, top * width) <= MAX_ROWS
+        )
         whole = hidden % STEP == 0 and width % STEP == 0 and glu.weight is None and glu.parts == top <= MAX_TOP
         if not (bucket.tokens <= DECODE_TOKENS and scaled and short and whole):
             return None
@@ -172,7 +179,9 @@ class ExpertLaunches:
         logits = ctx.scratch("router logits", ctx.shape(op.x)[0] * count * 4)
         one = bucket.tokens == 1 and width % 128 == 0 and width <= MAX_AHEAD
         # A warp's tokens and experts: as many as keep the multiprocessors busy.
-        each, rows = (1, 1) if one else (2, 2) if bucket.tokens <= DECODE_TOKENS else (4, 2) if bucket.tokens <= 128 else (8, 4)
+        each, rows = (
+            (1, 1) if one else (2, 2) if bucket.tokens <= DECODE_TOKENS else (4, 2) if bucket.tokens <= 128 else (8, 4)
+        )
         group, token_warps = (ROUTE_ONE, 1) if one else (GROUP, 2 if bucket.tokens > 2 * each else 1)
         defines = {"WG": group, "COLS": width, "EXPERTS": count, "TOKENS": each, "ROWS": rows}
         defines |= {"TOKEN_WARPS": token_warps, "ONE": int(one)}
@@ -237,7 +246,8 @@ def _plain(w: Matrix, count: int, *, grouped: bool) -> dict[str, int]:
 
 
 def _limit(op: GluNormQuant) -> np.float32:
-    return np.float32(np.inf if op.clamp is None else op.clamp)
+    limit: np.float32 = np.float32(np.inf if op.clamp is None else op.clamp)
+    return limit
 
 
 def _most_tiles(pairs: int, count: int, tile: int) -> int:

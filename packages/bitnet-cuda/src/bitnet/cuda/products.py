@@ -16,7 +16,7 @@ from bitnet.core.hal import DenseMatmul, TernaryMatmul
 from bitnet.cuda.bits import bits_product, bits_shape
 from bitnet.cuda.few import FewShape, few_product, few_shape
 from bitnet.cuda.tiles import ALIGNMENT, GROUP_TILE, MANY_TOKENS, PANEL, TILES, TiledMatrix, product_tile
-from bitnet.cuda.weights import Matrix, ternary
+from bitnet.cuda.weights import ternary
 
 DECODE_TOKENS = 8
 """Maximum tokens of ternary_decode."""

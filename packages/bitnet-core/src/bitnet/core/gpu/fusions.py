@@ -39,7 +39,8 @@ class Fusion:
             while others still read the input.
         TAKES: Keys of operations that the entry of the fusion lowers, although they have entries of their own
             (:func:`~bitnet.core.gpu.ops.variants.key`).
-        CHAINED: Whether each operation reads all results of the one before; if not, :meth:`fits` checks what each reads.
+        CHAINED: Whether each operation reads all results of the one before. If not, :meth:`fits` checks what each
+            reads.
     """
 
     KEPT: ClassVar[tuple[str, ...]] = ()
@@ -197,8 +198,8 @@ class FeedForward(_Gated):
 
 @dataclass(frozen=True, slots=True)
 class ExpertFeedForward(Fusion):
-    """A mixture of experts: the router, a norm of the same rows, and the experts' two products, the second of which adds to
-    those rows."""
+    """A mixture of experts: the router, a norm of the same rows, and the experts' two products, the last of which adds
+    to those rows."""
 
     route: Route
     norm: NormQuant
