@@ -19,6 +19,8 @@ from bitnet.core.hal import DenseMatmul, Embed, Limits, NormRows, Op, Program, S
 from bitnet.core.support import cache
 from bitnet.core.testing.hybrid_steps import SHAPES as HYBRIDS
 from bitnet.core.testing.hybrid_steps import Hybrid, hybrid_program
+from bitnet.core.testing.mixture_steps import SHAPES as MIXTURES
+from bitnet.core.testing.mixture_steps import Mixed, mixed_program
 from bitnet.core.testing.model import TinyModel
 from bitnet.core.testing.rig import dense, tensor, ternary
 from bitnet.core.testing.tables import Table, random_table
@@ -112,6 +114,8 @@ def programs() -> Sequence[tuple[Program, bool]]:
     others += [(with_table(np.random.default_rng(8), *shape), False) for shape in ((512, 64), (1024, 128), (64, 32))]
     others += [(hybrid_program(np.random.default_rng(9), HYBRIDS[name], LIMITS), False) for name in ("wide", "odd")]
     others += [(hybrid_program(np.random.default_rng(9), FAR_BLOCKS, LIMITS), False)]
+    mixed = [mixed_program(np.random.default_rng(10), shape, LIMITS) for shape in MIXTURES.values()]
+    others += [(program, keep) for program in mixed for keep in (False, True)]
     return (plain, False), (plain, True), (odd.program(LIMITS, 64, "f32"), False), *others
 
 
@@ -182,15 +186,36 @@ def test_a_block_has_the_shared_memory_it_takes(
             assert 0 < declared(cubin, spec.entry) <= limit - launch.shared, spec
 
 
-def test_attention_that_rotates_a_part_of_heads_is_no_group() -> None:
-    """Attention's own rotation is of whole heads; fused, it gave wrong logits on the device."""
+def test_attention_rotates_a_part_of_heads() -> None:
+    """As it rotates whole heads."""
     program = hybrid_program(np.random.default_rng(), HYBRIDS["wide"], LIMITS)
     context = Context(NoDevice(), program, StepLayout(LIMITS))  # type: ignore[arg-type]
     made = lower(context, Bucket(1, 1, 192, apart=True), CudaOps(132, (9, 0)).lowering().table)
     files = [launch.kernel.file for launch in made]
-    assert "rope_part" in files
+    assert "rope_part" not in files
     (attention,) = (launch for launch in made if launch.kernel.file == "attention_decode")
-    assert dict(attention.kernel.defines)["ROPE"] == 0
+    assert dict(attention.kernel.defines)["ROPE"] == 1
+    assert dict(attention.kernel.defines)["ROTATED"] == HYBRIDS["wide"].rotary // 2
+
+
+@pytest.mark.parametrize("tokens", [1, 8])
+def test_a_layer_with_experts_takes_six_launches(tokens: int) -> None:
+    """Each product norms and quantises by itself, and those of experts choose them."""
+    program = mixed_program(np.random.default_rng(), Mixed(), LIMITS)
+    context = Context(NoDevice(), program, StepLayout(LIMITS))  # type: ignore[arg-type]
+    made = lower(context, Bucket(tokens, 0, 192, apart=True), CudaOps(132, (9, 0)).lowering().table)
+    layer = ["ternary_decode", "attention_decode", "ternary_decode", "route", "expert_up", "expert_down"]
+    assert [launch.kernel.file for launch in made] == ["embed", *3 * layer]
+
+
+def test_pairs_are_grouped_once_for_both_products() -> None:
+    program = mixed_program(np.random.default_rng(), Mixed(), LIMITS)
+    context = Context(NoDevice(), program, StepLayout(LIMITS))  # type: ignore[arg-type]
+    for tokens in (16, 1024):
+        made = lower(context, Bucket(tokens, 0, 192), CudaOps(132, (9, 0)).lowering().table)
+        files = [launch.kernel.file for launch in made]
+        assert files.count("expert_tiles") == 3
+        assert files.count("expert_mma") == 2 * 3
 
 
 def test_a_hybrid_layer_takes_one_launch_for_each_transform() -> None:
@@ -254,10 +279,10 @@ def test_only_what_is_not_in_the_cache_is_compiled(tmp_path: Path, monkeypatch: 
     assert compiled == ["advance"]
 
 
-@pytest.mark.parametrize("group", [None, 128])
+@pytest.mark.parametrize("group", [None, 64])
 def test_codes_of_groups_get_their_sign_once(group: int | None) -> None:
     """In place: a second time would spoil them."""
-    model = TinyModel(np.random.default_rng(), layers=2, group=group)
+    model = TinyModel(np.random.default_rng(), layers=2, ffn=256, group=group)
     program = model.program(LIMITS, 64)
     lowering, device = CudaOps(132, (9, 0)).lowering(), NoDevice()
     context = Context(device, program, StepLayout(program.limits))  # type: ignore[arg-type]
