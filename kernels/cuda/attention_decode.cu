@@ -44,12 +44,12 @@ attention_decode(const int *step, int token_seq, int seq_begin, int seq_len, int
 #endif
     int length = token_position(step, token_seq, seq_begin, seq_len, m) + 1;
     const int *table = step + block_table + step[token_seq + m] * max_blocks;
-    int lowest = window_begin(length), origin = lowest / TILE * TILE;
+    int origin = window_begin(length) / TILE * TILE;
     int span = ((length - origin + TILE - 1) / TILE + SPLITS - 1) / SPLITS * TILE;
     int begin = origin + split * span, end = min(length, begin + span), stored = ROPE ? min(end, length - 1) : end;
 
     // What is behind the window may be NaN.
-    auto held = [&](int p) { return p < stored && (!WINDOW || p >= lowest); };
+    auto held = [&](int p) { return p < stored && !behind_window(p, length); };
     auto place = [&](int p) { return row_of(table[p / BLOCK], p % BLOCK, kv_head, KV_HEADS); };
 #if RING
     // Tile `turn` of this warp. The number of its block is in a lane: that of turn i, 32 + i, … in lane i.
@@ -300,7 +300,7 @@ attention_decode(const int *step, int token_seq, int seq_begin, int seq_len, int
             sum = sum * (scales[0][i / 2] * (1.0f / Q_UNIT)) + unit[i / 2];
 #endif
             int p = start + group + i / 2 * 8;
-            score[i] = p < end && p >= lowest ? sum : -INFINITY_F;
+            score[i] = p < end && !behind_window(p, length) ? sum : -INFINITY_F;
         }
 #pragma unroll
         for (int h = 0; h < 2; h++) {

@@ -53,8 +53,8 @@ attention_prefill(const int *step, int token_seq, int seq_begin, int seq_len, in
     const int *table = step + block_table + seq * max_blocks;
     int kv_head = head / (HEADS / KV_HEADS);
 
-    int lowest = window_begin(position0 + 1), begin = lowest / TILE * TILE;  // what is before the first token's window may be NaN
-    auto held = [&](int p) { return p >= lowest && p < length; };
+    int begin = window_begin(position0 + 1) / TILE * TILE;
+    auto held = [&](int p) { return p < length && !behind_window(p, position0 + 1); };  // what no token sees may be NaN
     auto place = [&](int p) { return row_of(table[p / BLOCK], p % BLOCK, kv_head, KV_HEADS); };
     auto tile_of = [&](int start) { return tiles + start / TILE % 2 * 2 * TILE * PITCH; };
 #if KV_I8
@@ -158,7 +158,7 @@ attention_prefill(const int *step, int token_seq, int seq_begin, int seq_len, in
                     const auto &of = scales[start / TILE % 2];
                     score[n][2 * h + i] = score[n][2 * h + i] * of[0][p - start] + of[1][p - start];
 #endif
-                    if (p > position || p >= length || p < window_begin(position + 1)) score[n][2 * h + i] = -INFINITY_F;
+                    if (p > position || p >= length || behind_window(p, position + 1)) score[n][2 * h + i] = -INFINITY_F;
                     top = fmaxf(top, score[n][2 * h + i]);
                 }
             }

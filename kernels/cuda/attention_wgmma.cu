@@ -131,7 +131,7 @@ attention_wgmma(const int *step, int token_seq, int seq_begin, int seq_len, int 
                 barrier_wait(copied + (t + 1) % SLOTS, t / SLOTS & 1);
                 for (int row = first + lane; row < first + TILE / PRODUCERS; row += WARP) {
                     int p = origin + t / 2 * TILE + row;
-                    bool there = p >= lowest && p < length;
+                    bool there = p < length && !behind_window(p, position0 + 1);
                     float key = there ? scale_at(t, row) : 0.0f, value = there ? scale_at(t + 1, row) : 0.0f, unit = exponent(value);
                     units[t / 2 % UNITS][row] = make_float2(key * (1.0f / Q_UNIT), unit);
                     // A token that does not see a position has a weight of 0 there, which NaN would not leave so.
@@ -224,13 +224,13 @@ attention_wgmma(const int *step, int token_seq, int seq_begin, int seq_len, int 
                 score[n][2] = score[n][2] * unit.x + unit.y, score[n][3] = score[n][3] * unit.z + unit.w;
             }
 #endif
-            if (start + TILE - 1 > position0 || start < window_begin(position0 + TOKENS)) {
+            if (start + TILE - 1 > position0 || behind_window(start, position0 + TOKENS)) {
 #pragma unroll
                 for (int n = 0; n < TILE / 8; n++) {
 #pragma unroll
                     for (int i = 0; i < 4; i++) {
                         int p = start + n * 8 + quarter * 2 + i % 2;
-                        if (p > position[i / 2] || p < window_begin(position[i / 2] + 1)) score[n][i] = -INFINITY_F;
+                        if (p > position[i / 2] || behind_window(p, position[i / 2] + 1)) score[n][i] = -INFINITY_F;
                     }
                 }
             }

@@ -16,7 +16,7 @@ SAME, GROUPS = (f"test_all_rows_on_the_same_experts and {case}" for case in ("70
 TILES, ONE_TILE = "test_products_of_experts_on and 1030", "test_products_of_experts_on and 100"
 NARROW, MANY = "test_window and 37", "test_windows_of_many and 300"
 UP = "-at_most(-at_most(u, limit), limit)"
-LAST, GONE = "begin < count; begin += TILE", " || p < window_begin(position + 1)"
+LAST, GONE = "begin < count; begin += TILE", " || behind_window(p, position + 1)"
 MUTANTS = (
     Mutant("a tie takes the higher expert", "max(first, ~(unsigned)(i", "max(first, (unsigned)(i", TIES),
     Mutant("an expert is taken twice", "== expert) keys[i] = 0;", "== expert) keys[i] = keys[i];", ROUTE),
@@ -42,9 +42,9 @@ MUTANTS = (
     Mutant("few tokens: ups for gates", "gate + (size_t)EXPERTS * F", "gate", MIXTURE),
     Mutant("few tokens: sums in place of the row", "*to = __fadd_rn(old, sum);", "*to = sum;", MIXTURE),
     Mutant("a scale of a row is one of the matrix", "units)[of * COUNT + s]", "units)[s]", GROUPS),
-    Mutant("a window of one more", "max(length - WINDOW, 0)", "max(length - WINDOW - 1, 0)", NARROW),
+    Mutant("a window of one more", "p < length - WINDOW;", "p < length - WINDOW - 1;", NARROW),
     Mutant("all tokens see the first one's window", GONE, "", MANY),
-    Mutant("decoding from the first position on", "p < end && p >= lowest ? sum", "p < end ? sum", NARROW),
+    Mutant("decoding from the first position on", "p < end && !behind_window(p, length) ? sum", "p < end ? sum", NARROW),
 )
 
 
