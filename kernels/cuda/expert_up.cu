@@ -18,7 +18,9 @@ extern "C" __global__ void __launch_bounds__(THREADS)
 expert_up(const int *step, const float *x, const float *weight, float eps, const float *logits, const uint4 *codes, const unit_t *units,
           float limit, float *out) {
     __shared__ __align__(16) signed char x_shared[COLS];
+#if KSPLIT > 1
     __shared__ int parts[WARPS][2][8];
+#endif
     int warp = threadIdx.x / WARP, lane = threadIdx.x % WARP, group = lane / 4, quarter = lane % 4, m = blockIdx.z;
     int part = warp % KSPLIT, f = (blockIdx.x * TILES + warp / KSPLIT) * 8 + group;  // of the results
     float4 v[VECTORS], gain[VECTORS];
