@@ -1,4 +1,7 @@
-"""The CUDA backend against the operations' contract, on every device it finds."""
+"""The CUDA backend against the operations' contract, on every device it finds.
+
+Long, because each kernel has shapes of its own, and all are methods of one suite.
+"""
 
 from contextlib import closing
 from typing import Any, Literal, NamedTuple

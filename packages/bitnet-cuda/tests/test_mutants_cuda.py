@@ -16,6 +16,7 @@ SAME, GROUPS = (f"test_all_rows_on_the_same_experts and {case}" for case in ("70
 TILES, ONE_TILE = "test_products_of_experts_on and 1030", "test_products_of_experts_on and 100"
 NARROW, MANY = "test_window and 37", "test_windows_of_many and 300"
 UP = "-at_most(-at_most(u, limit), limit)"
+SEEN = " && !behind_window(p, length)"
 LAST, GONE = "begin < count; begin += TILE", " || behind_window(p, position + 1)"
 MUTANTS = (
     Mutant("a tie takes the higher expert", "max(first, ~(unsigned)(i", "max(first, (unsigned)(i", TIES),
@@ -44,7 +45,9 @@ MUTANTS = (
     Mutant("a scale of a row is one of the matrix", "units)[of * COUNT + s]", "units)[s]", GROUPS),
     Mutant("a window of one more", "p < length - WINDOW;", "p < length - WINDOW - 1;", NARROW),
     Mutant("all tokens see the first one's window", GONE, "", MANY),
-    Mutant("decoding from the first position on", "p < end && !behind_window(p, length) ? sum", "p < end ? sum", NARROW),
+    Mutant(
+        "decoding from the first position on", "p < end && !behind_window(p, length) ? sum", "p < end ? sum", NARROW
+    ),
 )
 
 
