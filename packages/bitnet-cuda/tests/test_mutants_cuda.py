@@ -17,7 +17,7 @@ TILES, ONE_TILE = "test_products_of_experts_on and 1030", "test_products_of_expe
 NARROW, MANY = "test_window and 37", "test_windows_of_many and 300"
 UP = "-at_most(-at_most(u, limit), limit)"
 SEEN = " && !behind_window(p, length)"
-LAST, GONE = "begin < count; begin += TILE", " || behind_window(p, position + 1)"
+LAST, GONE = "min(count - begin, TILE);", " || behind_window(p, position + 1)"
 MUTANTS = (
     Mutant("a tie takes the higher expert", "max(first, ~(unsigned)(i", "max(first, (unsigned)(i", TIES),
     Mutant("an expert is taken twice", "== expert) keys[i] = 0;", "== expert) keys[i] = keys[i];", ROUTE),
@@ -25,8 +25,7 @@ MUTANTS = (
     Mutant("not a number is no choice", "logit != logit ? 0xFFFFFFFFu", "logit != logit ? 1u", "not_finite"),
     Mutant("the norm of another token", "warp_reduce<Sum>(sums[t])", "warp_reduce<Sum>(sums[0])", ROUTE),
     Mutant("the first expert's matrices", "* EXPERTS + expert) * rows", "* EXPERTS) * rows", SAME),
-    Mutant("the last tile is not there", LAST, LAST.replace("begin <", "begin + TILE <="), SAME),
-    Mutant("counts of an earlier step", "e += WG) next[e] = 0;", "e += WG) next[e] += 0;", SAME),
+    Mutant("a tile's last pair is not there", LAST, LAST.replace("TILE", "TILE - 1"), SAME),
     Mutant("pairs of the first tile", "return order[begin + t]; };", "return order[t]; };", GROUPS),
     Mutant("the scale of the first group", "units)[of * COUNT + s]", "units)[of * COUNT]", GROUPS),
     Mutant("tensor cores: pairs of the first tile", "order[begin + min((int)", "order[min((int)", TILES),
@@ -42,7 +41,6 @@ MUTANTS = (
     Mutant("few tokens: shares not divided", "share /= total;", "share /= 1.0f;", MIXTURE),
     Mutant("few tokens: ups for gates", "gate + (size_t)EXPERTS * F", "gate", MIXTURE),
     Mutant("few tokens: sums in place of the row", "*to = __fadd_rn(old, sum);", "*to = sum;", MIXTURE),
-    Mutant("a scale of a row is one of the matrix", "units)[of * COUNT + s]", "units)[s]", GROUPS),
     Mutant("a window of one more", "p < length - WINDOW;", "p < length - WINDOW - 1;", NARROW),
     Mutant("all tokens see the first one's window", GONE, "", MANY),
     Mutant(
