@@ -281,7 +281,7 @@ attention_wgmma(const int *step, int token_seq, int seq_begin, int seq_len, int 
             }
             asm volatile("fence.proxy.async.shared::cta;\n\tbar.sync 1, %0;" ::"n"(CONSUMERS * WARP) : "memory");
         };
-        if (lowest > origin) clear(0, 0, lowest - origin);
+        if (WINDOW) clear(0, 0, lowest - origin);
 #endif
         for (int t = 1; t < count; t++) {
             begin_scores(t);

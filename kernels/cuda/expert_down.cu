@@ -9,7 +9,7 @@
 #define STEPS (COLS / 256)
 #define VECTORS (COLS / 4 / WARP)
 
-extern "C" __global__ void __launch_bounds__(TOP * WARP, 1)
+extern "C" __global__ void __launch_bounds__(TOP * WARP)
 expert_down(const int *step, const float *x, const float *logits, const uint4 *codes, const unit_t *units, float *out, int rows) {
     __shared__ __align__(16) signed char x_shared[TOP][COLS];
     __shared__ float results[TOP][16];

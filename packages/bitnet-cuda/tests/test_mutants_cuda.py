@@ -16,7 +16,6 @@ SAME, GROUPS = (f"test_all_rows_on_the_same_experts and {case}" for case in ("70
 TILES, ONE_TILE = "test_products_of_experts_on and 1030", "test_products_of_experts_on and 100"
 NARROW, MANY = "test_window and 37", "test_windows_of_many and 300"
 UP = "-at_most(-at_most(u, limit), limit)"
-SEEN = " && !behind_window(p, length)"
 LAST, GONE = "min(count - begin, TILE);", " || behind_window(p, position + 1)"
 MUTANTS = (
     Mutant("a tie takes the higher expert", "max(first, ~(unsigned)(i", "max(first, (unsigned)(i", TIES),
