@@ -1,4 +1,7 @@
-"""Drafts of a draft layer: no token depends on them, and they are made only where that is faster."""
+"""Drafts of a draft layer: no token depends on them, and they are made only where that is faster.
+
+Long, because the tests share the random layer, and a simulation of its pace stands beside them.
+"""
 
 from __future__ import annotations
 
