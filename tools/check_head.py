@@ -5,8 +5,8 @@
     uv run python tools/check_head.py -n 1000 -m /tmp/2b4t.gguf
 
 Each context is fresh random tokens. It is continued by one greedy token twice: as usual, when a device may score most
-of the vocabulary approximately, and with log-probabilities requested, when it computes every logit from the model's own
-weights and the host takes the greatest. The exit status is 1 if a token differs.
+of the vocabulary approximately, and with more log-probabilities requested than a device reports, when it computes every
+logit from the model's own weights and the host takes the greatest. The exit status is 1 if a token differs.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from pathlib import Path
 import numpy as np
 
 from bitnet.core import load_model
+from bitnet.core.hal import MAX_LOGPROBS
 from running import positive, run_tool
 
 
@@ -40,7 +41,7 @@ def main() -> int:
             ]
             usual, exact = (
                 [c.tokens for c in model.generate_batch(contexts, max_tokens=1, ignore_eos=True, logprobs=logprobs)]
-                for logprobs in (None, 1)
+                for logprobs in (None, MAX_LOGPROBS + 1)
             )
             different += sum(a != b for a, b in zip(usual, exact, strict=True))
             done += parallel

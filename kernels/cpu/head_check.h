@@ -12,8 +12,10 @@
 
 #include "head_score.h"
 
-#define CHECK_ROWS 4096 /* maximum rows of the head, about, that are taken for a row of logits */
-#define CHECK_SHARE 16 /* and at most one in so many */
+#define CHECK_ROWS 512 /* maximum rows of the head, about, that are taken at first for a row of logits */
+#define CHECK_MORE 4 /* times as many each time that they leave it open */
+#define CHECK_STAGES 4
+#define CHECK_SHARE 4 /* and at most one in so many, in the last stage */
 #define CHECK_MASS 0x1p18 /* maximum rate times the mass of all rows: then the evidence is more than enough */
 #define CHECK_WRONG 32.0 /* -ln of the probability that the rows taken mislead */
 #define CHECK_RAISED (8.9f / 7.5f) /* of head_bound: for 8.9 standard deviations instead of 7.5 */
@@ -40,9 +42,13 @@ INLINE void check_rough(const head_row_t *row, const float *scores, int64_t begi
  */
 static void check_sizes(
     const head_sample_op_t *o, const head_row_t *row, const float *scores, int64_t chunk, int64_t count, float *u) {
-    const int64_t begin = chunk * HEAD_CHUNK;
-    check_rough(row, scores, begin, count, u);
+    const int64_t begin = chunk * HEAD_CHUNK, whole = row->adjust.marks ? 0 : count / VL * VL;
+    const vf inverse = v_set(1 / row->draw.temperature); /* u need not be the quotient */
+    for (int64_t i = 0; i < whole; i += VL) v_store(u + i, v_load(scores + i) * inverse);
+    check_rough(row, scores + whole, begin + whole, count - whole, u + whole);
     for (int64_t i = count; i < HEAD_CHUNK; i++) u[i] = -INFINITY;
+    const float slope = CHECK_RAISED * head_slope(row); /* no lift in most chunks */
+    if (slope * head_bound(row, o->chunk_step[chunk], o->chunk_norm[chunk]) <= row->check.spare) return;
     for (int64_t i = 0; i < count; i += VL) {
         const int n = count - i < VL ? (int)(count - i) : VL;
         const vf lift = check_reach(o, row, begin + i, n) - row->check.spare;
@@ -50,11 +56,19 @@ static void check_sizes(
     }
 }
 
+/* Maximum rows, about, that are taken in a stage. */
+INLINE float check_rows(int64_t n, int stage) {
+    int64_t rows = CHECK_ROWS, share = n / CHECK_SHARE;
+    for (int i = stage; i < CHECK_STAGES - 1; i++) share /= CHECK_MORE;
+    for (int i = 0; i < stage; i++) rows *= CHECK_MORE;
+    if (rows > share) rows = share;
+    return rows > 0 ? (float)rows : 1.0f;
+}
+
 static void check_begin(head_row_t *row, int64_t n) {
     const float low = row->draw.top_p - CHECK_MARGIN, high = row->draw.top_p + CHECK_MARGIN;
-    const int64_t most = n / CHECK_SHARE < CHECK_ROWS ? n / CHECK_SHARE : CHECK_ROWS;
     check_t *check = &row->check;
-    check->rows = most > 0 ? (float)most : 1.0f;
+    check->rows = check_rows(n, check->stage);
     check->bet = low > 0 ? sqrtf(2 * (float)CHECK_WRONG / (check->rows * low * (1 - low))) : 0;
     const float above = check->bet * (1 - low), below = CHECK_AGAINST * high;
     check->spare = logf(CHECK_BET / (above > below ? above : below));
@@ -68,11 +82,13 @@ static void check_peak(const float *u, evidence_t *evidence) {
 
 /* Count the tokens of a chunk by u, in steps below the peak; those beyond the last step are counted in it. */
 static void check_count(const head_row_t *row, const float *u, int64_t count, evidence_t *evidence) {
-    const float last = CHECK_BINS - 1;
-    for (int64_t i = 0; i < count; i++) {
-        const float below = (row->check.peak - u[i]) * CHECK_EACH;
-        evidence->bins[below > 0 ? (int32_t)(below < last ? below : last) : 0]++;
+    int32_t bins[HEAD_CHUNK];
+    for (int64_t i = 0; i < HEAD_CHUNK; i += VL) {
+        const vf below = v_min((row->check.peak - v_load(u + i)) * CHECK_EACH, v_set(CHECK_BINS - 1));
+        const vi bin = __builtin_convertvector(v_max(below, v_set(0.0f)), vi);
+        memcpy(bins + i, &bin, sizeof bin);
     }
+    for (int64_t i = 0; i < count; i++) evidence->bins[bins[i] & (CHECK_BINS - 1)]++;
 }
 
 /* Find the rate at which rows are taken, from what all threads have counted. */
@@ -95,25 +111,33 @@ static void check_rate(const evidence_t *evidence, int64_t stride, int threads, 
     check->log_rate = (float)low - check->peak;
 }
 
-/* The probabilities, in steps of 2^-32 and never 0, with which a chunk's tokens are taken. */
-INLINE void check_chances(const head_row_t *row, const float *u, float *chance) {
-    for (int64_t i = 0; i < HEAD_CHUNK; i += VL) {
-        const vf size = v_exp(v_min(v_load(u + i) + row->check.log_rate, v_set(0.0f)));
-        const vf steps = v_max(__builtin_elementwise_ceil(size * 0x1p32f), v_set(1.0f));
-        v_store(chance + i, steps * 0x1p-32f);
-    }
-}
-
-/* Random words of HEAD_CHUNK tokens from `begin` on, independent of their noise. */
-INLINE void check_words(const draw_t *d, int64_t begin, uint32_t *words) {
+/*
+ * Which of a chunk's tokens are taken, as words that are not 0, and with which probability, in steps of 2^-32 and never 0. The random
+ * words are independent of the tokens' noise and of other stages' words. False if none is taken. Tokens past the last are not.
+ */
+static bool check_take(const head_row_t *row, const float *u, int64_t begin, int64_t count, float *chance, int32_t *taken) {
+    const draw_t *d = &row->draw;
+    vi any = (vi)(0);
     for (int64_t first = 0; first < HEAD_CHUNK; first += 4 * VL) {
-        vu quad;
-        for (int i = 0; i < VL; i++) quad[i] = (uint32_t)((begin + first) / 4 + i);
-        vu lanes[4] = {quad, (vu)(d->position + 1), (vu)(1u), (vu)(0u)};
-        philox(lanes, d->seed_lo, d->seed_hi);
-        for (int i = 0; i < VL; i++)
-            for (int j = 0; j < 4; j++) words[first + 4 * i + j] = lanes[j][i];
+        vu counter;
+        for (int i = 0; i < VL; i++) counter[i] = (uint32_t)((begin + first) / 4 + i);
+        vu words[4] = {counter, (vu)(d->position + 1), (vu)(1u + (uint32_t)row->check.stage), (vu)(0u)};
+        philox(words, d->seed_lo, d->seed_hi);
+        for (int j = 0; j < 4; j++) {
+            const int64_t at = first + j * VL;
+            const vf size = v_exp(v_min(v_load(u + at) + row->check.log_rate, v_set(0.0f)));
+            const vf steps = v_max(__builtin_elementwise_ceil(size * 0x1p32f), v_set(1.0f));
+            const vu below = __builtin_convertvector(v_min(steps, v_set(0xffffff00p0f)), vu); /* the greatest below 2^32 */
+            vi own = (vi)(words[j] < below) | ~(vi)(steps < 0x1p32f);
+            for (int64_t i = count - at; i < VL; i++) own[i < 0 ? 0 : i] = 0;
+            v_store(chance + at, v_min(steps, v_set(0x1p32f)) * 0x1p-32f);
+            memcpy(taken + at, &own, sizeof own);
+            any |= own;
+        }
     }
+    int32_t some = 0;
+    for (int i = 0; i < VL; i++) some |= any[i];
+    return some != 0;
 }
 
 /* Add what a row that was taken says; z is exact. */
@@ -131,15 +155,50 @@ static void check_add(const head_row_t *row, float z, float chance, evidence_t *
     }
 }
 
-/* What the rows taken by all threads say. A NaN leaves it open. */
-static head_mode_t check_verdict(const head_row_t *row, const evidence_t *evidence, int64_t stride, int threads) {
+/*
+ * The candidate with the greatest key of those likelier than `above`, as the winner; false if a token that is not in the list may
+ * have a greater one. All that reach the threshold are in the list, with their z.
+ */
+static bool check_next(head_row_t *row, float above) {
+    float z = 0, noise[4 * VL];
+    scored_t best = {-INFINITY, NO_TOKEN};
+    for (int32_t i = 0; i < row->listed; i++) {
+        const scored_t own = row->list[i];
+        if (own.value != own.value) return false;
+        if (!(own.value > above)) continue;
+        gumbel(own.token / 4 * 4, row->draw.position, row->draw.seed_lo, row->draw.seed_hi, noise);
+        const float key = own.value + noise[own.token % 4];
+        if (!(key > best.value) && !(key == best.value && own.token < best.token)) continue;
+        best = (scored_t){key, own.token};
+        z = own.value;
+    }
+    if (best.token == NO_TOKEN || !(best.value >= row->threshold)) return false;
+    row->check.winner = best.token;
+    row->check.z = z;
+    return true;
+}
+
+/* Decide by what the rows taken by all threads say, or go on: to more rows, or to the next candidate. A NaN leaves it open. */
+static void check_verdict(head_row_t *row, evidence_t *evidence, int64_t stride, int threads, int64_t n) {
     double passes = 0, fails = 0;
     for (int t = 0; t < threads; t++) {
         passes += evidence[t * stride].passes;
         fails += evidence[t * stride].fails;
     }
-    if (row->draw.top_p > CHECK_MARGIN && passes >= CHECK_WRONG) return HEAD_CHECKED;
-    return fails >= CHECK_WRONG ? HEAD_AGAIN : HEAD_ALL;
+    if (row->draw.top_p > CHECK_MARGIN && passes >= CHECK_WRONG) {
+        row->mode = HEAD_DRAWN;
+    } else if (fails >= CHECK_WRONG) {
+        for (int t = 0; t < threads; t++) evidence[t * stride].passes = evidence[t * stride].fails = 0;
+        if (check_next(row, row->check.z)) return;
+        row->mode = HEAD_AGAIN;
+        row->listed = 0;
+    } else if (row->check.stage + 1 < CHECK_STAGES) {
+        row->check.stage++;
+        check_begin(row, n);
+        check_rate(evidence, stride, threads, &row->check);
+    } else {
+        row->mode = HEAD_ALL;
+    }
 }
 
 /* Draw again from the tokens that are likelier than a winner that did not pass: they are in the list, with their z. */

@@ -15,7 +15,7 @@
  */
 #include <stdlib.h>
 
-#include "head_check.h"
+#include "head_logprobs.h"
 
 #define HEAD_SPAN 16 /* chunks an item of work, in which rows in doubt are looked for */
 #define CHUNK_PANELS (HEAD_CHUNK / HEAD_PANEL_ROWS)
@@ -33,20 +33,25 @@ static head_scratch_t head_parts(const run_t *run, const dense_matmul_op_t *o, i
     const size_t row = aligned_bytes((size_t)rows, sizeof(head_row_t));
     const size_t tops = aligned_bytes((size_t)(rows * chunks_of(o->out.columns)), sizeof(scored_t));
     const size_t best = aligned_bytes((size_t)(rows * run->threads), sizeof(scored_t));
+    const size_t evidence = aligned_bytes((size_t)(rows * run->threads), sizeof(evidence_t));
     const uintptr_t base = (uintptr_t)run->shared; /* 0 where only the size is asked for */
-    *bytes = x + row + tops + best + aligned_bytes((size_t)(rows * run->threads), sizeof(evidence_t));
+    *bytes = x + row + tops + best + evidence + aligned_bytes((size_t)(rows * chunks_of(o->out.columns)), sizeof(rest_t));
     return (head_scratch_t){
-        (int32_t *)base, (head_row_t *)(base + x), (scored_t *)(base + x + row), (scored_t *)(base + x + row + tops),
-        (evidence_t *)(base + x + row + tops + best)};
+        (int32_t *)base,
+        (head_row_t *)(base + x),
+        (scored_t *)(base + x + row),
+        (scored_t *)(base + x + row + tops),
+        (evidence_t *)(base + x + row + tops + best),
+        (rest_t *)(base + x + row + tops + best + evidence),
+        rows};
 }
 
 static need_t head_sample_need(const run_t *run, const op_t *op) {
     need_t need = sample_need(run, op->head_sample.sample);
-    head_parts(run, &op->head_sample.dense->dense_matmul, run->program.limits.max_rows, &need.shared);
+    const int64_t rows = run->program.limits.max_rows, told = rows < HEAD_CHECKED_ROWS ? rows : HEAD_CHECKED_ROWS;
+    head_parts(run, &op->head_sample.dense->dense_matmul, rows + told, &need.shared);
     return need;
 }
-
-#define HEAD_CHECKED_ROWS 16 /* maximum rows of logits of a step whose winners are checked: more share all logits */
 
 static head_mode_t head_mode(const draw_t *d, int64_t n, int64_t rows) {
     if (d->temperature == 0) return HEAD_GREEDY;
@@ -71,16 +76,29 @@ static void head_keys(const head_row_t *row, const float *scores, int64_t begin,
     for (int64_t i = 0; i < count; i++) keys[i] = head_key(row, keys[i], noise[i]);
 }
 
-/* The adjusted logit of a token, from the full weights. */
-static float head_logit(run_t *run, const dense_matmul_op_t *dense, const head_row_t *row, int64_t token, int64_t r) {
-    atomic_fetch_add_explicit(&run->scored, 1, memory_order_relaxed);
-    return adjusted(&row->adjust, dense_score(dense, token, r), token);
+/* Approximate scores of a row, from a token on. */
+INLINE const float *head_scores(const dense_matmul_op_t *dense, const head_row_t *row, int64_t begin) {
+    return (const float *)dense->out.data + row->logits * dense->out.stride + begin;
 }
 
-static float head_exact(run_t *run, const dense_matmul_op_t *dense, const head_row_t *row, int64_t token, int64_t r) {
+/* The adjusted logit of a token, from the full weights. */
+static float head_logit(run_t *run, const dense_matmul_op_t *dense, const head_row_t *row, int64_t token) {
+    atomic_fetch_add_explicit(&run->scored, 1, memory_order_relaxed);
+    return adjusted(&row->adjust, dense_score(dense, token, row->logits), token);
+}
+
+/* The key of a token with this logit. */
+static float head_key_of(const head_row_t *row, int64_t token, float logit) {
     float noise[4 * VL];
     if (head_noisy(row)) gumbel(token / 4 * 4, row->draw.position, row->draw.seed_lo, row->draw.seed_hi, noise);
-    return head_key(row, head_logit(run, dense, row, token, r), head_noisy(row) ? noise[token % 4] : 0);
+    return head_key(row, logit, head_noisy(row) ? noise[token % 4] : 0);
+}
+
+/* Sizes of the tokens of a chunk, by which they are taken. */
+static void head_sizes(
+    const head_sample_op_t *o, const head_row_t *row, const float *scores, int64_t chunk, int64_t count, float *u) {
+    if (row->mode == HEAD_TOLD) tell_sizes(o, row, scores, chunk, count, u);
+    else check_sizes(o, row, scores, chunk, count, u);
 }
 
 /* The greatest key of a chunk. Its token is looked up only if needed. */
@@ -89,10 +107,10 @@ static void head_top(
     const dense_matmul_op_t *dense = &o->dense->dense_matmul;
     const int64_t begin = chunk * HEAD_CHUNK, n = dense->out.columns;
     const int64_t count = n - begin < HEAD_CHUNK ? n - begin : HEAD_CHUNK;
-    const float *scores = (const float *)dense->out.data + r * dense->out.stride + begin;
+    const float *scores = head_scores(dense, &s->row[r], begin);
     float keys[HEAD_CHUNK];
-    if (s->row[r].mode == HEAD_CHECKED) {
-        check_sizes(o, &s->row[r], scores, chunk, count, keys);
+    if (head_samples(&s->row[r])) {
+        head_sizes(o, &s->row[r], scores, chunk, count, keys);
         check_peak(keys, evidence);
     }
     head_keys(&s->row[r], scores, begin, count, keys);
@@ -108,32 +126,32 @@ static void head_fetch(const dense_matmul_op_t *dense, int64_t token) {
 
 #define HEAD_LIKELIEST 4 /* tokens scored first, to find the greatest */
 
-static int falling(const void *a, const void *b) {
-    const float x = ((const scored_t *)a)->value, y = ((const scored_t *)b)->value;
-    return (x < y) - (x > y);
-}
-
 /* A key or a threshold, lowered by as much as rounding to f32 may have moved it. */
 INLINE float head_below(float key) { return key - (1e-5f + 1e-6f * fabsf(key)); }
 
-/* Score the likeliest tokens of a row exactly: the winner (or the last that may be drawn) reaches what they reach. */
+/*
+ * Score the likeliest tokens of a row exactly: the winner reaches what the best of them reaches, and the last that may be drawn,
+ * or the last candidate for a filter that is checked, what they all reach.
+ */
 static void head_threshold(run_t *run, const dense_matmul_op_t *dense, const head_scratch_t *s, int64_t r) {
     head_row_t *row = &s->row[r];
     const int64_t n = dense->out.columns, chunks = chunks_of(n);
-    const float *scores = (const float *)dense->out.data + r * dense->out.stride;
+    const float *scores = head_scores(dense, row, 0);
     const draw_t *d = &row->draw;
     scored_t *tops = s->tops + r * chunks;
-    const bool top_k = row->mode == HEAD_WITHIN && d->top_k > 0 && d->top_k < n;
+    const bool top_k = (row->mode == HEAD_WITHIN || row->mode == HEAD_TOLD) && d->top_k > 0 && d->top_k < n;
+    const bool all = top_k || row->mode == HEAD_CHECKED;
     const int64_t count = top_k ? d->top_k : HEAD_LIKELIEST < chunks ? HEAD_LIKELIEST : chunks;
-    if (top_k) qsort(tops, (size_t)chunks, sizeof *tops, falling);
-    for (int64_t i = 0; !top_k && i < count; i++)
+    const bool sorts = count > MAX_LOGPROBS;
+    if (sorts) qsort(tops, (size_t)chunks, sizeof *tops, falling);
+    for (int64_t i = 0; !sorts && i < count; i++)
         for (int64_t c = i + 1; c < chunks; c++)
             if (tops[c].value > tops[i].value) {
                 const scored_t other = tops[i];
                 tops[i] = tops[c];
                 tops[c] = other;
             }
-    row->threshold = top_k ? INFINITY : -INFINITY;
+    row->threshold = all ? INFINITY : -INFINITY;
     int64_t likely[HEAD_LIST / 8];
     for (int64_t i = 0; i < count; i++) {
         const int64_t begin = tops[i].token * (int64_t)HEAD_CHUNK, left = n - begin < HEAD_CHUNK ? n - begin : HEAD_CHUNK;
@@ -143,13 +161,13 @@ static void head_threshold(run_t *run, const dense_matmul_op_t *dense, const hea
         head_fetch(dense, likely[i]);
     }
     for (int64_t i = 0; i < count; i++) {
-        const float key = head_exact(run, dense, row, likely[i], r);
-        if (top_k ? !(key >= row->threshold) : !(key <= row->threshold)) row->threshold = key;
+        const float key = head_key_of(row, likely[i], head_logit(run, dense, row, likely[i]));
+        if (all ? !(key >= row->threshold) : !(key <= row->threshold)) row->threshold = key;
     }
     if (row->mode == HEAD_WITHIN && !top_k) row->threshold += d->temperature * logf(d->min_p);
     row->check.peak = -INFINITY;
-    for (int t = 0; row->mode == HEAD_CHECKED && t < pool_threads(run->pool); t++) {
-        const float peak = s->evidence[t * (int64_t)run->step.rows + r].peak;
+    for (int t = 0; head_samples(row) && t < pool_threads(run->pool); t++) {
+        const float peak = s->evidence[t * s->rows + r].peak;
         if (!(peak <= row->check.peak)) row->check.peak = peak;
     }
     row->threshold = head_below(row->threshold);
@@ -159,49 +177,49 @@ static void head_threshold(run_t *run, const dense_matmul_op_t *dense, const hea
  * time, no thread waits for each in turn. */
 #define HEAD_DOUBTS 8
 typedef struct {
-    struct {
-        int64_t token, r;
-        float chance; /* with which it was taken as evidence; 0: it is a candidate */
-    } of[HEAD_DOUBTS];
+    int64_t token, r;
+    float chance; /* with which it was taken as evidence; 0: it is a candidate */
+} doubt_t;
+typedef struct {
+    doubt_t of[HEAD_DOUBTS];
     int first, count;
     scored_t *best; /* this thread's best of every row */
     evidence_t *evidence; /* and its evidence */
 } doubts_t;
 
 /* Score the token that has waited longest. */
-static void head_settle(run_t *run, const dense_matmul_op_t *dense, const head_scratch_t *s, doubts_t *doubts) {
-    const int64_t token = doubts->of[doubts->first].token, r = doubts->of[doubts->first].r;
-    const float chance = doubts->of[doubts->first].chance;
+static void head_settle(run_t *run, const head_sample_op_t *o, const head_scratch_t *s, doubts_t *doubts) {
+    const dense_matmul_op_t *dense = &o->dense->dense_matmul;
+    const doubt_t own = doubts->of[doubts->first];
     doubts->first = (doubts->first + 1) % HEAD_DOUBTS;
     doubts->count--;
-    head_row_t *row = &s->row[r];
-    if (chance > 0) {
-        const float logit = head_logit(run, dense, row, token, r);
-        check_add(row, logit / row->draw.temperature, chance, &doubts->evidence[r]);
-        return;
-    }
-    scored_t exact = {head_exact(run, dense, row, token, r), (int32_t)token}, *best = &doubts->best[r];
-    if (row->mode == HEAD_WITHIN || row->mode == HEAD_AGAIN) {
-        if (row->mode == HEAD_AGAIN) exact.value /= row->draw.temperature;
+    head_row_t *row = &s->row[own.r];
+    const float logit = head_logit(run, dense, row, own.token);
+    if (own.chance > 0) {
+        rest_t *rest = &s->rest[own.r * chunks_of(dense->out.columns) + own.token / HEAD_CHUNK];
+        if (row->mode == HEAD_TOLD) tell_add(o, row, own.token, logit, rest);
+        else check_add(row, logit / row->draw.temperature, own.chance, &doubts->evidence[own.r]);
+    } else if (head_lists(row)) {
+        const bool drawn = row->mode == HEAD_CHECKED || row->mode == HEAD_AGAIN; /* of z */
         const int32_t at = row->listed++;
-        if (at < HEAD_LIST) row->list[at] = exact;
-    } else if (exact.value != exact.value) {
-        *best = (scored_t){INFINITY, NO_TOKEN}; /* NaN wins over all */
-    } else if (exact.value > best->value || (exact.value == best->value && exact.token < best->token)) {
-        *best = exact;
+        if (at < HEAD_LIST) row->list[at] = (scored_t){drawn ? logit / row->draw.temperature : logit, (int32_t)own.token};
+    } else {
+        const scored_t exact = {head_key_of(row, own.token, logit), (int32_t)own.token};
+        scored_t *best = &doubts->best[own.r];
+        if (exact.value != exact.value) {
+            *best = (scored_t){INFINITY, NO_TOKEN}; /* NaN wins over all */
+        } else if (exact.value > best->value || (exact.value == best->value && exact.token < best->token)) {
+            *best = exact;
+        }
     }
 }
 
 /* Prefetch a token's row, and score it after those that wait already. */
 static void head_doubt(
-    run_t *run, const dense_matmul_op_t *dense, const head_scratch_t *s, doubts_t *doubts, int64_t token, int64_t r,
-    float chance) {
-    if (doubts->count == HEAD_DOUBTS) head_settle(run, dense, s, doubts);
-    head_fetch(dense, token);
-    const int last = (doubts->first + doubts->count++) % HEAD_DOUBTS;
-    doubts->of[last].token = token;
-    doubts->of[last].r = r;
-    doubts->of[last].chance = chance;
+    run_t *run, const head_sample_op_t *o, const head_scratch_t *s, doubts_t *doubts, doubt_t doubt) {
+    if (doubts->count == HEAD_DOUBTS) head_settle(run, o, s, doubts);
+    head_fetch(&o->dense->dense_matmul, doubt.token);
+    doubts->of[(doubts->first + doubts->count++) % HEAD_DOUBTS] = doubt;
 }
 
 /* Score exactly the tokens of one chunk (the c-th in the order of `tops`) that may reach the threshold. */
@@ -212,98 +230,116 @@ static void head_filter(
     const int64_t n = dense->out.columns;
     const scored_t top = s->tops[r * chunks_of(n) + c];
     const int64_t begin = top.token * (int64_t)HEAD_CHUNK, count = n - begin < HEAD_CHUNK ? n - begin : HEAD_CHUNK;
-    const float *scores = (const float *)dense->out.data + r * dense->out.stride + begin;
+    const float *scores = head_scores(dense, row, begin);
     const float scale = head_slope(row), norm = o->chunk_norm[top.token];
     float keys[HEAD_CHUNK];
-    if (row->mode == HEAD_CHECKED) {
-        check_sizes(o, row, scores, top.token, count, keys);
+    if (head_samples(row)) {
+        head_sizes(o, row, scores, top.token, count, keys);
         check_count(row, keys, count, &doubts->evidence[r]);
     }
     /* Where one token is wanted, this thread's best rules out more of them. */
-    const float own = row->mode == HEAD_WITHIN ? -INFINITY : head_below(doubts->best[r].value);
+    const float own = head_lists(row) ? -INFINITY : head_below(doubts->best[r].value);
     const float threshold = own > row->threshold ? own : row->threshold;
     /* Written so that a NaN stays in. */
     if (top.value + scale * head_bound(row, o->chunk_step[top.token], norm) < threshold) return;
     head_keys(row, scores, begin, count, keys);
     for (int64_t i = 0; i < count && row->listed <= HEAD_LIST; i++) {
         if (keys[i] + scale * head_bound(row, o->step[begin + i], norm) < threshold) continue;
-        head_doubt(run, dense, s, doubts, begin + i, r, 0);
+        head_doubt(run, o, s, doubts, (doubt_t){begin + i, r, 0});
     }
 }
 
-/* Take tokens of a chunk as evidence, or, where the winner did not pass, all that may be likelier. */
+/* Take tokens of a chunk as evidence, or, where no candidate passed, all that may be likelier. */
 static void head_evidence(
     run_t *run, const head_sample_op_t *o, const head_scratch_t *s, int64_t r, int64_t chunk, doubts_t *doubts) {
     const dense_matmul_op_t *dense = &o->dense->dense_matmul;
     const head_row_t *row = &s->row[r];
     const int64_t begin = chunk * HEAD_CHUNK, n = dense->out.columns, count = n - begin < HEAD_CHUNK ? n - begin : HEAD_CHUNK;
-    const float *scores = (const float *)dense->out.data + r * dense->out.stride + begin;
+    const float *scores = head_scores(dense, row, begin);
     float u[HEAD_CHUNK], chance[HEAD_CHUNK];
-    uint32_t words[HEAD_CHUNK];
+    int32_t taken[HEAD_CHUNK];
     if (row->mode == HEAD_AGAIN) {
         check_rough(row, scores, begin, count, u);
         for (int64_t i = 0; i < count && row->listed <= HEAD_LIST; i++)
             if (!(u[i] + check_reach(o, row, begin + i, 1)[0] < head_below(row->check.z)))
-                head_doubt(run, dense, s, doubts, begin + i, r, 0);
+                head_doubt(run, o, s, doubts, (doubt_t){begin + i, r, 0});
         return;
     }
-    check_sizes(o, row, scores, chunk, count, u);
-    check_chances(row, u, chance);
-    check_words(&row->draw, begin, words);
+    head_sizes(o, row, scores, chunk, count, u);
+    if (row->mode == HEAD_TOLD) {
+        tell_rest(o, row, u, chunk, count, taken, &s->rest[r * chunks_of(n) + chunk]);
+        for (int64_t i = 0; i < count; i++)
+            if (taken[i]) head_doubt(run, o, s, doubts, (doubt_t){begin + i, r, 1});
+        return;
+    }
+    if (!check_take(row, u, begin, count, chance, taken)) return;
     for (int64_t i = 0; i < count; i++)
-        if (!(chance[i] < 1) || words[i] < (uint32_t)(chance[i] * 0x1p32f))
-            head_doubt(run, dense, s, doubts, begin + i, r, chance[i] < 1 ? chance[i] : 1);
+        if (taken[i]) head_doubt(run, o, s, doubts, (doubt_t){begin + i, r, chance[i]});
 }
 
 /* The best of all threads. */
 static scored_t head_best(const run_t *run, const head_scratch_t *s, int64_t r) {
     scored_t best = s->best[r];
     for (int t = 1; t < pool_threads(run->pool); t++) {
-        const scored_t other = s->best[t * (int64_t)run->step.rows + r];
+        const scored_t other = s->best[t * s->rows + r];
         if (other.value > best.value || (other.value == best.value && other.token < best.token)) best = other;
     }
     return best;
 }
 
-/* Check the winners of the rows that top-p filters; every thread enters. */
+/* Begin to take rows of the head: the list has all candidates. */
+static void head_check_begin(run_t *run, const head_sample_op_t *o, const head_scratch_t *s, int64_t r) {
+    head_row_t *row = &s->row[r];
+    const int64_t n = o->dense->dense_matmul.out.columns;
+    const int threads = pool_threads(run->pool);
+    bool numbers = row->listed <= HEAD_LIST;
+    if (row->mode == HEAD_TOLD) {
+        numbers &= tell_plan(o, row, s->evidence + r, s->rows, threads, n);
+    } else {
+        check_rate(s->evidence + r, s->rows, threads, &row->check);
+        numbers &= fabsf(row->check.log_rate) < INFINITY;
+    }
+    for (int32_t i = 0; numbers && i < row->listed; i++) numbers = row->list[i].value == row->list[i].value;
+    if (!numbers || (row->mode == HEAD_CHECKED && !check_next(row, -INFINITY))) row->mode = HEAD_ALL;
+}
+
+/* Check the winners of the rows that top-p filters, and normalisers; every thread enters. */
 static void head_check(run_t *run, const head_sample_op_t *o, const head_scratch_t *s, doubts_t *doubts, int thread) {
     const dense_matmul_op_t *dense = &o->dense->dense_matmul;
-    const int64_t rows = run->step.rows, chunks = chunks_of(dense->out.columns);
-    const int64_t spans = (chunks + HEAD_SPAN - 1) / HEAD_SPAN;
+    const int64_t n = dense->out.columns, chunks = chunks_of(n), spans = (chunks + HEAD_SPAN - 1) / HEAD_SPAN;
     const int threads = pool_threads(run->pool);
-    for (int64_t r; (r = pool_take(run->pool, thread, rows)) >= 0;) {
-        head_row_t *row = &s->row[r];
-        if (row->mode != HEAD_CHECKED) continue;
-        const scored_t best = head_best(run, s, r);
-        row->check.winner = best.token;
-        check_rate(s->evidence + r, rows, threads, &row->check);
-        if (best.token == INT32_MAX || best.token == NO_TOKEN || !(fabsf(row->check.log_rate) < INFINITY))
-            row->mode = HEAD_ALL;
-        else row->check.z = head_logit(run, dense, row, best.token, r) / row->draw.temperature;
-    }
+    for (int64_t r; (r = pool_take(run->pool, thread, s->rows)) >= 0;)
+        if (head_samples(&s->row[r])) head_check_begin(run, o, s, r);
     pool_barrier(run->pool, thread);
 
-    for (int again = 0; again < 2; again++) {
-        const head_mode_t mode = again ? HEAD_AGAIN : HEAD_CHECKED;
-        bool any = false;
-        for (int64_t r = 0; r < rows; r++) any |= s->row[r].mode == mode;
-        if (!any) return;
-        for (int64_t i; (i = pool_take(run->pool, thread, rows * spans)) >= 0;)
+    for (;;) {
+        int64_t open = 0, which[2 * HEAD_CHECKED_ROWS];
+        for (int64_t r = 0; r < s->rows; r++)
+            if (head_samples(&s->row[r]) || s->row[r].mode == HEAD_AGAIN) which[open++] = r;
+        if (open == 0) return;
+        for (int64_t i; (i = pool_take(run->pool, thread, open * spans)) >= 0;)
             for (int64_t c = i % spans * HEAD_SPAN; c < chunks && c < (i % spans + 1) * HEAD_SPAN; c++)
-                if (s->row[i / spans].mode == mode) head_evidence(run, o, s, i / spans, c, doubts);
-        while (doubts->count) head_settle(run, dense, s, doubts);
+                head_evidence(run, o, s, which[i / spans], c, doubts);
+        while (doubts->count) head_settle(run, o, s, doubts);
         pool_barrier(run->pool, thread);
 
-        for (int64_t r; (r = pool_take(run->pool, thread, rows)) >= 0;) {
+        for (int64_t i; (i = pool_take(run->pool, thread, open)) >= 0;) {
+            const int64_t r = which[i];
             head_row_t *row = &s->row[r];
-            if (row->mode != mode) continue;
-            if (again) {
+            if (row->mode == HEAD_AGAIN) {
                 row->check.winner = row->listed > HEAD_LIST ? NO_TOKEN : check_again(row);
-                row->mode = row->check.winner == NO_TOKEN ? HEAD_ALL : HEAD_CHECKED;
-            } else row->mode = check_verdict(row, s->evidence + r, rows, threads);
+                row->mode = row->check.winner == NO_TOKEN ? HEAD_ALL : HEAD_DRAWN;
+            } else if (row->mode == HEAD_TOLD) {
+                tell_verdict(o, s, r, s->evidence + r, threads, n);
+            } else check_verdict(row, s->evidence + r, s->rows, threads, n);
         }
         pool_barrier(run->pool, thread);
     }
+}
+
+/* Whether all logits of a row are computed, for its token or for its log-probabilities. */
+INLINE bool head_exact(const head_scratch_t *s, int64_t r, int64_t rows) {
+    return head_all(&s->row[r]) || (s->rows > rows && head_all(&s->row[rows + r]));
 }
 
 static int rising_token(const void *a, const void *b) {
@@ -339,7 +375,7 @@ static int32_t head_choose(
         return choose_adjusted(
             &row->draw, &row->adjust, (const float *)dense->out.data + r * dense->out.stride, dense->out.columns, z, p);
     if (row->mode == HEAD_WITHIN) return head_draw(row, z, p);
-    if (row->mode == HEAD_CHECKED) return row->check.winner;
+    if (row->mode == HEAD_DRAWN) return row->check.winner;
     const scored_t best = head_best(run, s, r);
     return best.token == INT32_MAX ? NO_TOKEN : best.token;
 }
@@ -352,64 +388,90 @@ static stretch_t head_sample_begins(const run_t *run, const op_t *op, int thread
     return (stretch_t){codes + pool_share(run->pool, thread, chunks) * bytes, end};
 }
 
+/* Prepare a row of logits, and the row that finds its log-probabilities, if they are wanted. */
+static void head_begin(run_t *run, const head_sample_op_t *o, const head_scratch_t *s, int64_t r) {
+    const int64_t rows = run->step.rows, n = o->dense->dense_matmul.out.columns;
+    head_row_t *row = &s->row[r];
+    row->draw = draw_of(&run->step, r);
+    row->adjust = adjust_of(&run->step, &o->sample->sample, r);
+    row->mode = head_quantise(o, s, r, rows) ? head_mode(&row->draw, n, rows) : HEAD_ALL;
+    row->logits = (int32_t)r;
+    row->listed = row->check.stage = 0;
+    if (row->mode == HEAD_CHECKED) check_begin(row, n);
+    if (s->rows == rows) return;
+    head_row_t *told = &s->row[rows + r];
+    tell_begin(told, row, run->step.logprobs / 2);
+    told->logits = (int32_t)r;
+    told->listed = told->check.stage = 0;
+}
+
+/* Keep a row's token and its log-probabilities. `z` and `p` are scratch. */
+static void head_keep(run_t *run, const head_sample_op_t *o, const head_scratch_t *s, int64_t r, float *z, float *p) {
+    const dense_matmul_op_t *dense = &o->dense->dense_matmul;
+    const sample_op_t *sample = &o->sample->sample;
+    keep_token(sample, &s->row[r].adjust, r, head_choose(run, o, s, r, z, p));
+    if (s->rows == run->step.rows) return;
+    const int32_t words = run->step.logprobs, token = sample->out[r];
+    const int64_t n = dense->out.columns, told = run->step.rows + r;
+    int32_t *to = run->logprobs + r * words;
+    if (head_all(&s->row[told])) {
+        tell_logprobs(head_scores(dense, &s->row[r], 0), n, token, words / 2, to, p);
+    } else {
+        const float logit = token == NO_TOKEN ? NAN : head_logit(run, dense, &s->row[told], token);
+        tell_words(&s->row[told], token, logit, words / 2, to);
+    }
+}
+
 static void head_sample(run_t *run, const op_t *op, int thread) {
     const head_sample_op_t *o = &op->head_sample;
     const dense_matmul_op_t *dense = &o->dense->dense_matmul;
     const int64_t rows = run->step.rows, n = dense->out.columns, chunks = chunks_of(n);
     if (rows == 0) return;
     size_t bytes;
-    const head_scratch_t s = head_parts(run, dense, rows, &bytes);
+    const head_scratch_t s = head_parts(run, dense, run->step.logprobs ? 2 * rows : rows, &bytes);
     float *z = (float *)(run->scratch + (size_t)thread * run->scratch_bytes);
     float *p = z + aligned_bytes((size_t)n + 4 * VL, sizeof(float)) / sizeof(float);
-    for (int64_t r; (r = pool_take(run->pool, thread, rows)) >= 0;) {
-        head_row_t *row = &s.row[r];
-        row->draw = draw_of(&run->step, r);
-        row->adjust = adjust_of(&run->step, &o->sample->sample, r);
-        row->mode = head_quantise(o, &s, r, rows) ? head_mode(&row->draw, n, rows) : HEAD_ALL;
-        row->listed = 0;
-        if (row->mode == HEAD_CHECKED) check_begin(row, n);
-    }
-    doubts_t doubts = {.best = s.best + thread * rows, .evidence = s.evidence + thread * rows};
-    for (int64_t r = 0; r < rows; r++) {
+    for (int64_t r; (r = pool_take(run->pool, thread, rows)) >= 0;) head_begin(run, o, &s, r);
+    doubts_t doubts = {.best = s.best + thread * s.rows, .evidence = s.evidence + thread * s.rows};
+    for (int64_t r = 0; r < s.rows; r++) {
         doubts.best[r] = (scored_t){-INFINITY, INT32_MAX};
         doubts.evidence[r] = (evidence_t){.peak = -INFINITY};
     }
     pool_barrier(run->pool, thread);
-    bool checks = false;
-    for (int64_t r = 0; r < rows; r++) checks |= s.row[r].mode == HEAD_CHECKED;
+    bool samples = false;
+    for (int64_t r = 0; r < s.rows; r++) samples |= head_samples(&s.row[r]);
 
     for (int64_t c; (c = pool_take(run->pool, thread, chunks)) >= 0;) {
         const int64_t first = c * CHUNK_PANELS, panels = head_panels(n);
         for (int64_t i = first; i < first + CHUNK_PANELS && i < panels; i++) head_panel(run, o, &s, i);
-        for (int64_t r = 0; r < rows; r++) head_top(o, &s, r, c, &doubts.evidence[r]);
+        for (int64_t r = 0; r < s.rows; r++) head_top(o, &s, r, c, &doubts.evidence[r]);
     }
     pool_barrier(run->pool, thread);
 
-    for (int64_t r; (r = pool_take(run->pool, thread, rows)) >= 0;)
+    for (int64_t r; (r = pool_take(run->pool, thread, s.rows)) >= 0;)
         if (s.row[r].mode != HEAD_ALL) head_threshold(run, dense, &s, r);
     pool_barrier(run->pool, thread);
 
     const int64_t spans = (chunks + HEAD_SPAN - 1) / HEAD_SPAN;
-    for (int64_t i; (i = pool_take(run->pool, thread, rows * spans)) >= 0;)
+    for (int64_t i; (i = pool_take(run->pool, thread, s.rows * spans)) >= 0;)
         for (int64_t c = i % spans * HEAD_SPAN; c < chunks && c < (i % spans + 1) * HEAD_SPAN; c++)
             if (s.row[i / spans].mode != HEAD_ALL) head_filter(run, o, &s, i / spans, c, &doubts);
-    while (doubts.count) head_settle(run, dense, &s, &doubts);
+    while (doubts.count) head_settle(run, o, &s, &doubts);
     pool_barrier(run->pool, thread);
 
-    if (checks) head_check(run, o, &s, &doubts, thread);
+    if (samples) head_check(run, o, &s, &doubts, thread);
     bool any = false;
-    for (int64_t r = 0; r < rows; r++) any |= head_all(&s.row[r]);
+    for (int64_t r = 0; r < s.rows; r++) any |= head_all(&s.row[r]);
     if (any) {
         if (thread == 0) run->scored += n; /* all rows of logits share the reads */
         for (int64_t c; (c = pool_take(run->pool, thread, chunks)) >= 0;) {
             const int64_t first = c * HEAD_CHUNK, end = first + HEAD_CHUNK < n ? first + HEAD_CHUNK : n;
             for (int64_t r = 0, stop; r < rows; r = stop + 1) {
-                for (stop = r; stop < rows && head_all(&s.row[stop]);) stop++;
+                for (stop = r; stop < rows && head_exact(&s, stop, rows);) stop++;
                 dense_chunk(dense, first, end, r, stop);
             }
         }
         pool_barrier(run->pool, thread);
     }
-    for (int64_t r; (r = pool_take(run->pool, thread, rows)) >= 0;)
-        keep_token(&o->sample->sample, &s.row[r].adjust, r, head_choose(run, o, &s, r, z, p));
+    for (int64_t r; (r = pool_take(run->pool, thread, rows)) >= 0;) head_keep(run, o, &s, r, z, p);
 }

@@ -18,8 +18,10 @@
 typedef enum {
     HEAD_GREEDY, /* the greatest logit */
     HEAD_NOISE, /* the greatest logit / temperature + noise */
-    HEAD_CHECKED, /* the same, if top-p keeps it: head_check.h */
-    HEAD_AGAIN, /* it did not: a list of the likelier ones is drawn from */
+    HEAD_CHECKED, /* the same, if top-p keeps it, or the next that it keeps: head_check.h */
+    HEAD_DRAWN, /* its winner is certain */
+    HEAD_AGAIN, /* no candidate passed: a list of the likelier ones is drawn from */
+    HEAD_TOLD, /* not drawn: the log-probabilities of a row are wanted (head_logprobs.h) */
     HEAD_WITHIN, /* draw from a list of all tokens above a threshold */
     HEAD_ALL, /* compute every logit */
 } head_mode_t;
@@ -33,7 +35,7 @@ typedef struct {
 typedef struct {
     float bet, spare, rows, peak, log_rate;
     float z; /* of the winner: its logit over the temperature */
-    int32_t winner;
+    int32_t winner, stage;
 } check_t;
 
 #define CHECK_BINS 256
@@ -45,6 +47,11 @@ typedef struct {
     double passes, fails;
 } evidence_t;
 
+/* The sum of e^z of the tokens of a chunk, and the variance of those of them that are rough (head_logprobs.h). */
+typedef struct {
+    double sum, squares;
+} rest_t;
+
 /* Shared by the threads: the state of one row of logits. */
 typedef struct {
     draw_t draw;
@@ -54,6 +61,8 @@ typedef struct {
     float base; /* Σ offset · activation, in those steps */
     float slack, rest; /* of head_bound */
     float threshold; /* tokens certainly below it are out */
+    int32_t logits; /* row of the logits */
+    double mass; /* Σ e^z over e^peak, of a row whose log-probabilities are wanted */
     check_t check;
     _Atomic int32_t listed;
     scored_t list[HEAD_LIST];
@@ -66,10 +75,18 @@ typedef struct {
     scored_t *tops; /* [rows][chunks]: the greatest of each chunk */
     scored_t *best; /* [threads][rows] */
     evidence_t *evidence; /* [threads][rows] */
+    rest_t *rest; /* [rows][chunks]: of rows whose log-probabilities are wanted */
+    int64_t rows; /* of the arrays: those of the step, and then one more for each whose log-probabilities are wanted */
 } head_scratch_t;
 
 /* Whether a row's tokens compete with noise. */
 INLINE bool head_noisy(const head_row_t *row) { return row->mode == HEAD_NOISE || row->mode == HEAD_CHECKED; }
+
+/* Whether its tokens are counted by size, and rows of the head taken for it. */
+INLINE bool head_samples(const head_row_t *row) { return row->mode == HEAD_CHECKED || row->mode == HEAD_TOLD; }
+
+/* Whether its candidates are kept, not the best alone. */
+INLINE bool head_lists(const head_row_t *row) { return row->mode == HEAD_WITHIN || row->mode == HEAD_AGAIN || head_samples(row); }
 
 /* How far a key moves at most where its score moves by 1. */
 INLINE float head_slope(const head_row_t *row) {

@@ -144,7 +144,7 @@ typedef struct {
     int32_t *step; /* own copy of the step buffer, which decode steps advance */
     int32_t *tokens; /* where this run's samples go */
     int32_t count;
-    bool exact; /* the host reads the logits: all of them are computed */
+    bool exact; /* all logits are computed, not those that a compact head leaves in doubt */
     int launched[OP_KINDS], launched_count; /* kinds, in first-launch order */
     double products; /* with ternary weights, of a token */
     size_t shared_total, scratch_total;
@@ -231,6 +231,15 @@ static void view_step(executable_t *e) {
     };
 }
 
+/* Whether a step's logits are all computed: the host reads them, or their log-probabilities need them. */
+static bool needs_all_logits(const executable_t *e) {
+    const program_t *program = &e->run.program;
+    if (e->step[STEP_LOGITS] || program->op_count == 0) return e->step[STEP_LOGITS];
+    const op_t *last = &program->ops[program->op_count - 1];
+    const bool few = last->kind != OP_HEAD_SAMPLE || last->head_sample.dense->dense_matmul.out.columns < HEAD_TOLD_TOKENS;
+    return e->step[STEP_LOGPROBS] && (few || program->deterministic || e->run.step.rows > HEAD_CHECKED_ROWS);
+}
+
 static void record_launch(executable_t *e, int kind) {
     for (int i = 0; i < e->launched_count; i++)
         if (e->launched[i] == kind) return;
@@ -307,13 +316,16 @@ BN_API void bitnet_executable_run(
     e->count = count;
     e->tokens = tokens;
     e->run.logprobs = logprobs;
-    e->exact = step[STEP_LOGITS] != 0 || step[STEP_LOGPROBS] != 0;
+    e->exact = needs_all_logits(e);
     e->run.scored = 0;
     pool_run(e->run.pool, run_job, e, (double)e->run.step.tokens * e->products > LONG_STEP);
 }
 
 /* Rows of a compactly stored head that the last run read in full, over all its turns. */
 BN_API int64_t bitnet_executable_scored(const executable_t *e) { return e->run.scored; }
+
+/* Whether the last run computed all logits without a compact head. */
+BN_API bool bitnet_executable_exact(const executable_t *e) { return e->exact; }
 
 /* Name of the kernel launched `index`-th for the first time, or NULL past the last. */
 BN_API const char *bitnet_executable_kernel(const executable_t *e, int index) {

@@ -17,6 +17,7 @@ from bitnet.core.cpu.device import CpuDevice, CpuExecutable
 from bitnet.core.hal import (
     BLOCK_SIZES,
     GREEDY,
+    MAX_LOGPROBS,
     NO_TOKEN,
     BlockType,
     BlockWeight,
@@ -74,11 +75,19 @@ class HeadAlone:
         )
         self.executable: CpuExecutable = self.device.compile(program)
 
-    def run(self, x: Array, params: SamplingParams, *, logits: bool) -> list[int]:
+    def run(self, x: Array, params: SamplingParams, *, logits: bool, logprobs: int | None = None) -> list[int]:
         parts = [SequenceStep([0], 7 + i, rows=[0], sampling=params) for i in range(len(x))]
         self.executable.write("x", x)
-        tokens: list[int] = run(self.executable, Step(self.layout, parts, logits=logits))[0].tolist()
+        step = Step(self.layout, parts, logits=logits, logprobs=logprobs)
+        tokens: list[int] = run(self.executable, step)[0].tolist()
         return tokens
+
+    @property
+    def all_scored(self) -> bool:
+        """Whether the last run computed all logits of a row."""
+        library, handle = self.device.library, self.executable._handle
+        vocabulary = self.logits(1).shape[1]
+        return bool(library.bitnet_executable_scored(handle) >= vocabulary)
 
     def logits(self, rows: int) -> Array:
         return self.executable.read("logits", rows)
@@ -259,7 +268,7 @@ def test_greedy_tokens_of_the_demo_model(rng: np.random.Generator) -> None:
             contexts.append(rng.integers(0, model.config.vocab_size, rng.integers(1, 12)).tolist())
         usual, exact = (
             [c.tokens for c in model.generate_batch(contexts, max_tokens=1, ignore_eos=True, logprobs=logprobs)]
-            for logprobs in (None, 1)
+            for logprobs in (None, MAX_LOGPROBS + 1)  # more than a device reports: the host reads all logits
         )
     assert usual == exact
     assert len({token for (token,) in usual}) > 20

@@ -20,16 +20,12 @@ from bitnet.core.hal import (
     CheckedExecutable,
     DeviceInfo,
     ExecutableStats,
-    HeaderWord,
     MemoryInfo,
     Passes,
     Program,
     Step,
 )
 from bitnet.core.support import system
-
-_LOGITS = HeaderWord.LOGITS.value
-"""Looked up once, because steps are run thousands of times a second."""
 
 
 class CpuDevice:
@@ -118,7 +114,7 @@ class CpuExecutable(CheckedExecutable):
         self._delete = weakref.finalize(self, library.bitnet_executable_delete, self._handle)
         self._delete.atexit = False  # as an Arena's memory
         self.used = self._lowered.used + library.bitnet_executable_bytes(self._handle)
-        self._turns, self._exact = 1, False  # of the last run: number of passes, whether it computed all logits
+        self._turns = 1  # passes of the last run
 
     @property
     def kernels(self) -> tuple[str, ...]:
@@ -129,7 +125,8 @@ class CpuExecutable(CheckedExecutable):
     def on_stats(self) -> ExecutableStats:
         """The weight bytes of a compact head include the rows that the last run read in full."""
         scored: int = self._library.bitnet_executable_scored(self._handle)
-        fixed = self._lowered.weight_bytes - (self._lowered.head_bytes if self._exact else 0)
+        exact: bool = self._library.bitnet_executable_exact(self._handle)
+        fixed = self._lowered.weight_bytes - (self._lowered.head_bytes if exact else 0)
         return ExecutableStats(fixed + round(scored * self._lowered.head_row_bytes / self._turns))
 
     def on_begin(self, step: Step, count: int, done: int) -> Begun:
@@ -140,7 +137,7 @@ class CpuExecutable(CheckedExecutable):
         logprobs = None if passes.logprobs is None else passes.logprobs.ctypes.data
         data, tokens = step.data.ctypes.data, passes.tokens.ctypes.data
         self._library.bitnet_executable_run(self._handle, data, count, tokens, logprobs)
-        self._turns, self._exact = count, bool(step.data[_LOGITS]) or logprobs is not None
+        self._turns = count
         return passes
 
     def on_fill_slot(self, slot: int, marks: npt.NDArray[np.int32], biases: npt.NDArray[np.float32]) -> None:

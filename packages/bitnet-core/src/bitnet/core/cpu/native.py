@@ -51,6 +51,7 @@ FUNCTIONS = {
     "bitnet_head_bytes": (c_size_t, (c_void_p, c_int64, c_int64)),
     "bitnet_head_pack": (c_bool, (c_void_p, c_void_p, c_int, POINTER(DenseMatmulOp), POINTER(HeadSampleOp))),
     "bitnet_executable_scored": (c_int64, (c_void_p,)),
+    "bitnet_executable_exact": (c_bool, (c_void_p,)),
     "bitnet_packed_scales": (c_size_t, (c_void_p, c_int64, c_int64, c_int64)),
     "bitnet_guard": (c_int, (c_void_p, c_size_t)),
     "bitnet_unguard": (None, (c_int,)),

@@ -46,7 +46,8 @@ class GenerationOptions:
         stop_tokens: Token ids that end the generation, besides the model's own.
         ignore_eos: Continue after the model's end-of-sequence tokens (for benchmarks).
         logprobs: Return log-probabilities of each token and of this many likeliest ones, from the model's unchanged
-            logits.
+            logits. On CPUs, with 32,768 tokens or more, a token's may all be off by the same number, 1/64 at most;
+            with ``deterministic=True`` they are exact.
         prompt_logprobs: Return the same for each token of the prompt but the first. The whole prompt is then computed,
             even if a part is in the KV cache.
         reasoning_budget: Maximum tokens of the thought before an answer, which is then ended by its end mark; 0: no
