@@ -194,8 +194,8 @@ class Step:
         logits: Whether the logits that ``Sample`` reads must be valid after the run. If not, a device may skip logits
             of tokens that cannot be chosen; it samples the same tokens.
         logprobs: Number of likeliest tokens per row whose log-probabilities the device reports besides the chosen
-            token's (:meth:`~bitnet.core.hal.Executable.logprobs`); None: no report. If ``logits`` is false, a device may
-            leave all of a row's off by the same number, 1/64 at most, where there are 32,768 tokens or more. Needs
+            token's (:meth:`~bitnet.core.hal.Executable.logprobs`); None: no report. If ``logits`` is false, all of a
+            row's may be off by the same number, 1/64 at most, where there are 32,768 tokens or more. Needs
             :data:`~bitnet.core.hal.LOGPROBS`.
 
     Raises:
