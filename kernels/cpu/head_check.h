@@ -3,8 +3,9 @@
  *
  * Rows of the head are taken at random, each with a probability that follows its rough score, and scored exactly. They are
  * evidence for or against the winner. Whatever the rough scores are, evidence of CHECK_WRONG arises by accident with a
- * probability of at most e^-CHECK_WRONG. docs/measurements/sampling.md has the proof. If it is against the winner, the
- * tokens that are likelier are few as a rule: all of them are scored, and one of them is drawn. Where neither is certain,
+ * probability of at most e^-CHECK_WRONG. docs/measurements/sampling.md has the proof. If there is too little, more rows are
+ * taken. If it is against the winner, the next candidate is checked: the greatest key of the tokens that are likelier. If no
+ * candidate is left, all tokens that are likelier are scored, and one of them is drawn. Where nothing is certain,
  * all logits are computed. "z" is a logit over the temperature, and the winner has the greatest z plus noise.
  */
 #ifndef BN_HEAD_CHECK_H

@@ -100,6 +100,19 @@ def test_logprobs_of_many_rows_and_of_logits_that_are_no_numbers(
         assert abs(made.executable.logprobs().chosen[0, r] - wanted[r, tokens[r]]) <= WITHIN
 
 
+@pytest.mark.parametrize("top_p", [0.2, 0.4])
+def test_draws_whose_first_candidates_do_not_pass(
+    head: Callable[..., HeadAlone], rng: np.random.Generator, top_p: float
+) -> None:
+    """Often all candidates fail that are certain to be the greatest; others that were scored must not be drawn."""
+    weight = (rng.standard_normal((VOCABULARY, 64)) / 8).astype(np.float16)
+    made = head(LEVELS[0], weight, 8)
+    for seed in rng.integers(0, 2**63, 60):
+        x = likely(rng, weight, 8, float(rng.choice([1.25, 2, 4])), 0)
+        params = SamplingParams(1.0, top_p=top_p, seed=int(seed))
+        assert made.run(x, params, logits=False) == made.run(x, params, logits=True)
+
+
 @pytest.mark.parametrize(("spread", "peak"), [(1.25, 0), (2, 14)])
 def test_frequencies_of_draws_are_those_of_float64(
     head: Callable[..., HeadAlone], rng: np.random.Generator, spread: float, peak: float
