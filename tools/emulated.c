@@ -22,6 +22,7 @@ void bitnet_pack(word_t, word_t, word_t);
 word_t bitnet_executable_new(word_t, word_t, int, word_t), bitnet_executable_bytes(word_t);
 void bitnet_executable_run(word_t, word_t, int32_t, word_t, word_t);
 int64_t bitnet_executable_scored(word_t);
+bool bitnet_executable_exact(word_t);
 size_t bitnet_head_bytes(word_t, int64_t, int64_t);
 bool bitnet_head_pack(word_t, word_t, int, word_t, word_t);
 word_t bitnet_executable_kernel(word_t, int), bitnet_packed_scales(word_t, int64_t, int64_t, int64_t);
@@ -52,7 +53,8 @@ static word_t call(word_t function, const word_t *a) {
         case 16: return bitnet_head_bytes(a[0], (int64_t)a[1], (int64_t)a[2]);
         case 17: return bitnet_head_pack(a[0], a[1], (int)a[2], a[3], a[4]);
         case 18: return (word_t)bitnet_executable_scored(a[0]);
-        case 19: return bitnet_packed_scales(a[0], (int64_t)a[1], (int64_t)a[2], (int64_t)a[3]);
+        case 19: return bitnet_executable_exact(a[0]);
+        case 20: return bitnet_packed_scales(a[0], (int64_t)a[1], (int64_t)a[2], (int64_t)a[3]);
         default: abort();
     }
 }

@@ -33,7 +33,7 @@ static void tell_begin(head_row_t *row, const head_row_t *of, int32_t top) {
     row->base = of->base;
     row->slack = of->slack;
     row->rest = of->rest;
-    row->mode = of->mode == HEAD_ALL ? HEAD_ALL : HEAD_TOLD;
+    row->mode = of->mode == HEAD_ALL ? HEAD_ALL : HEAD_REPORTED;
 }
 
 /* Rough sizes of the tokens of a chunk, as logarithms, so that their mean over the dither is e^z; past the last, -infinity. */

@@ -48,8 +48,8 @@ static head_scratch_t head_parts(const run_t *run, const dense_matmul_op_t *o, i
 
 static need_t head_sample_need(const run_t *run, const op_t *op) {
     need_t need = sample_need(run, op->head_sample.sample);
-    const int64_t rows = run->program.limits.max_rows, told = rows < HEAD_CHECKED_ROWS ? rows : HEAD_CHECKED_ROWS;
-    head_parts(run, &op->head_sample.dense->dense_matmul, rows + told, &need.shared);
+    const int64_t rows = run->program.limits.max_rows, reported = rows < HEAD_CHECKED_ROWS ? rows : HEAD_CHECKED_ROWS;
+    head_parts(run, &op->head_sample.dense->dense_matmul, rows + reported, &need.shared);
     return need;
 }
 
@@ -97,7 +97,7 @@ static float head_key_of(const head_row_t *row, int64_t token, float logit) {
 /* Sizes of the tokens of a chunk, by which they are taken. */
 static void head_sizes(
     const head_sample_op_t *o, const head_row_t *row, const float *scores, int64_t chunk, int64_t count, float *u) {
-    if (row->mode == HEAD_TOLD) tell_sizes(o, row, scores, chunk, count, u);
+    if (row->mode == HEAD_REPORTED) tell_sizes(o, row, scores, chunk, count, u);
     else check_sizes(o, row, scores, chunk, count, u);
 }
 
@@ -139,7 +139,7 @@ static void head_threshold(run_t *run, const dense_matmul_op_t *dense, const hea
     const float *scores = head_scores(dense, row, 0);
     const draw_t *d = &row->draw;
     scored_t *tops = s->tops + r * chunks;
-    const bool top_k = (row->mode == HEAD_WITHIN || row->mode == HEAD_TOLD) && d->top_k > 0 && d->top_k < n;
+    const bool top_k = (row->mode == HEAD_WITHIN || row->mode == HEAD_REPORTED) && d->top_k > 0 && d->top_k < n;
     const bool all = top_k || row->mode == HEAD_CHECKED;
     const int64_t count = top_k ? d->top_k : HEAD_LIKELIEST < chunks ? HEAD_LIKELIEST : chunks;
     const bool sorts = count > MAX_LOGPROBS;
@@ -197,7 +197,7 @@ static void head_settle(run_t *run, const head_sample_op_t *o, const head_scratc
     const float logit = head_logit(run, dense, row, own.token);
     if (own.chance > 0) {
         rest_t *rest = &s->rest[own.r * chunks_of(dense->out.columns) + own.token / HEAD_CHUNK];
-        if (row->mode == HEAD_TOLD) tell_add(o, row, own.token, logit, rest);
+        if (row->mode == HEAD_REPORTED) tell_add(o, row, own.token, logit, rest);
         else check_add(row, logit / row->draw.temperature, own.chance, &doubts->evidence[own.r]);
     } else if (head_lists(row)) {
         const bool drawn = row->mode == HEAD_CHECKED || row->mode == HEAD_AGAIN; /* of z */
@@ -266,7 +266,7 @@ static void head_evidence(
         return;
     }
     head_sizes(o, row, scores, chunk, count, u);
-    if (row->mode == HEAD_TOLD) {
+    if (row->mode == HEAD_REPORTED) {
         tell_rest(o, row, u, chunk, count, taken, &s->rest[r * chunks_of(n) + chunk]);
         for (int64_t i = 0; i < count; i++)
             if (taken[i]) head_doubt(run, o, s, doubts, (doubt_t){begin + i, r, 1});
@@ -293,7 +293,7 @@ static void head_check_begin(run_t *run, const head_sample_op_t *o, const head_s
     const int64_t n = o->dense->dense_matmul.out.columns;
     const int threads = pool_threads(run->pool);
     bool numbers = row->listed <= HEAD_LIST;
-    if (row->mode == HEAD_TOLD) {
+    if (row->mode == HEAD_REPORTED) {
         numbers &= tell_plan(o, row, s->evidence + r, s->rows, threads, n);
     } else {
         check_rate(s->evidence + r, s->rows, threads, &row->check);
@@ -329,7 +329,7 @@ static void head_check(run_t *run, const head_sample_op_t *o, const head_scratch
             if (row->mode == HEAD_AGAIN) {
                 row->check.winner = row->listed > HEAD_LIST ? NO_TOKEN : check_again(row);
                 row->mode = row->check.winner == NO_TOKEN ? HEAD_ALL : HEAD_DRAWN;
-            } else if (row->mode == HEAD_TOLD) {
+            } else if (row->mode == HEAD_REPORTED) {
                 tell_verdict(o, s, r, s->evidence + r, threads, n);
             } else check_verdict(row, s->evidence + r, s->rows, threads, n);
         }
@@ -399,10 +399,10 @@ static void head_begin(run_t *run, const head_sample_op_t *o, const head_scratch
     row->listed = row->check.stage = 0;
     if (row->mode == HEAD_CHECKED) check_begin(row, n);
     if (s->rows == rows) return;
-    head_row_t *told = &s->row[rows + r];
-    tell_begin(told, row, run->step.logprobs / 2);
-    told->logits = (int32_t)r;
-    told->listed = told->check.stage = 0;
+    head_row_t *reported = &s->row[rows + r];
+    tell_begin(reported, row, run->step.logprobs / 2);
+    reported->logits = (int32_t)r;
+    reported->listed = reported->check.stage = 0;
 }
 
 /* Keep a row's token and its log-probabilities. `z` and `p` are scratch. */
@@ -412,13 +412,13 @@ static void head_keep(run_t *run, const head_sample_op_t *o, const head_scratch_
     keep_token(sample, &s->row[r].adjust, r, head_choose(run, o, s, r, z, p));
     if (s->rows == run->step.rows) return;
     const int32_t words = run->step.logprobs, token = sample->out[r];
-    const int64_t n = dense->out.columns, told = run->step.rows + r;
+    const int64_t n = dense->out.columns, reported = run->step.rows + r;
     int32_t *to = run->logprobs + r * words;
-    if (head_all(&s->row[told])) {
+    if (head_all(&s->row[reported])) {
         tell_logprobs(head_scores(dense, &s->row[r], 0), n, token, words / 2, to, p);
     } else {
-        const float logit = token == NO_TOKEN ? NAN : head_logit(run, dense, &s->row[told], token);
-        tell_words(&s->row[told], token, logit, words / 2, to);
+        const float logit = token == NO_TOKEN ? NAN : head_logit(run, dense, &s->row[reported], token);
+        tell_words(&s->row[reported], token, logit, words / 2, to);
     }
 }
 

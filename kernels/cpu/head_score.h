@@ -21,7 +21,7 @@ typedef enum {
     HEAD_CHECKED, /* the same, if top-p keeps it, or the next that it keeps: head_check.h */
     HEAD_DRAWN, /* its winner is certain */
     HEAD_AGAIN, /* no candidate passed: a list of the likelier ones is drawn from */
-    HEAD_TOLD, /* not drawn: the log-probabilities of a row are wanted (head_logprobs.h) */
+    HEAD_REPORTED, /* not drawn: the log-probabilities of a row are wanted (head_logprobs.h) */
     HEAD_WITHIN, /* draw from a list of all tokens above a threshold */
     HEAD_ALL, /* compute every logit */
 } head_mode_t;
@@ -83,7 +83,7 @@ typedef struct {
 INLINE bool head_noisy(const head_row_t *row) { return row->mode == HEAD_NOISE || row->mode == HEAD_CHECKED; }
 
 /* Whether its tokens are counted by size, and rows of the head taken for it. */
-INLINE bool head_samples(const head_row_t *row) { return row->mode == HEAD_CHECKED || row->mode == HEAD_TOLD; }
+INLINE bool head_samples(const head_row_t *row) { return row->mode == HEAD_CHECKED || row->mode == HEAD_REPORTED; }
 
 /* Whether its candidates are kept, not the best alone. */
 INLINE bool head_lists(const head_row_t *row) { return row->mode == HEAD_WITHIN || row->mode == HEAD_AGAIN || head_samples(row); }

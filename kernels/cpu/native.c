@@ -236,7 +236,7 @@ static bool needs_all_logits(const executable_t *e) {
     const program_t *program = &e->run.program;
     if (e->step[STEP_LOGITS] || program->op_count == 0) return e->step[STEP_LOGITS];
     const op_t *last = &program->ops[program->op_count - 1];
-    const bool few = last->kind != OP_HEAD_SAMPLE || last->head_sample.dense->dense_matmul.out.columns < HEAD_TOLD_TOKENS;
+    const bool few = last->kind != OP_HEAD_SAMPLE || last->head_sample.dense->dense_matmul.out.columns < HEAD_REPORTED_TOKENS;
     return e->step[STEP_LOGPROBS] && (few || program->deterministic || e->run.step.rows > HEAD_CHECKED_ROWS);
 }
 

@@ -241,7 +241,7 @@ typedef struct {
 
 /* A dense_matmul and the sample that takes its logits, in one: head_layout.h describes the compact weights. */
 #define HEAD_CHECKED_ROWS 16 /* maximum rows of logits of a step that are checked by rows of the head: more share all logits */
-#define HEAD_TOLD_TOKENS 32768 /* minimum tokens of a vocabulary whose log-probabilities do without all logits */
+#define HEAD_REPORTED_TOKENS 32768 /* minimum tokens of a vocabulary whose log-probabilities do without all logits */
 typedef struct {
     const struct op *dense, *sample;
     const uint8_t *codes;
@@ -291,7 +291,7 @@ typedef struct {
 #define MAX_LOGPROBS 20 /* likeliest tokens */
 
 /* Words of a step's header: tokens (M), sequences (S), rows (R), one that is not used here, whether logits are read,
- * whether a row's are adjusted, and 1 and how many likeliest tokens' log-probabilities are told with the chosen ones'. */
+ * whether a row's are adjusted, and 1 and how many likeliest tokens' log-probabilities are reported with the chosen ones'. */
 enum { STEP_TOKENS, STEP_SEQS, STEP_ROWS, STEP_DONE, STEP_LOGITS, STEP_ADJUST, STEP_LOGPROBS };
 
 /* Word offsets in the step buffer: bitnet.core.hal.step.StepLayout. */
