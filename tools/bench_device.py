@@ -54,6 +54,7 @@ from bitnet.core.hal import (
     Weight,
     run,
 )
+from bitnet.core.model.config import ModelConfig
 from bitnet.core.model.delta_net import DeltaNet
 from bitnet.core.model.experts import Experts, Windows
 from bitnet.core.model.hadamard import Hadamard
@@ -141,6 +142,24 @@ def build(shape: Shape, rng: np.random.Generator, limits: Limits, blocks: int, k
     return Program(ops, {s.name: s for s in specs}, w, limits, kv, "random")
 
 
+def sized(shape: HybridShape | ExpertShape) -> ModelConfig:
+    """A configuration with the sizes of a shape."""
+    return replace(
+        CONFIG,
+        name="random",
+        vocab_size=shape.vocab,
+        hidden_size=shape.hidden,
+        layers=shape.layers,
+        heads=shape.heads,
+        kv_heads=shape.kv_heads,
+        head_dim=shape.head_dim,
+        ffn_size=shape.ffn,
+        context_length=shape.context,
+        rope_theta=shape.rope_theta,
+        rotary_dim=shape.rotary,
+    )
+
+
 def build_hybrid(
     shape: HybridShape, rng: np.random.Generator, limits: Limits, blocks: int, kv_dtype: KVDtype
 ) -> Program:
@@ -160,18 +179,7 @@ def build_hybrid(
     widths = (shape.hidden, shape.heads * shape.head_dim, shape.values, shape.ffn)
     signs = {width: rng.choice(np.array([-1, 1], np.float32), width) for width in widths}
     config = replace(
-        CONFIG,
-        name="random",
-        vocab_size=shape.vocab,
-        hidden_size=shape.hidden,
-        layers=shape.layers,
-        heads=shape.heads,
-        kv_heads=shape.kv_heads,
-        head_dim=shape.head_dim,
-        ffn_size=shape.ffn,
-        context_length=shape.context,
-        rope_theta=shape.rope_theta,
-        rotary_dim=shape.rotary,
+        sized(shape),
         delta_net=net,
         hadamard=Hadamard(shape.block, signs, frozenset({"output.weight"}), embedding=True, v_grouped=True),
     )
@@ -191,19 +199,8 @@ def build_mixture(
 ) -> Program:
     """The program of a Maple whose embedding and head are f16, and whose cache keeps what is behind the windows."""
     config = replace(
-        CONFIG,
+        sized(shape),
         architecture="maple",
-        name="random",
-        vocab_size=shape.vocab,
-        hidden_size=shape.hidden,
-        layers=shape.layers,
-        heads=shape.heads,
-        kv_heads=shape.kv_heads,
-        head_dim=shape.head_dim,
-        ffn_size=shape.ffn,
-        context_length=shape.context,
-        rope_theta=shape.rope_theta,
-        rotary_dim=shape.rotary,
         output_gate=False,
         delta_net=None,
         experts=Experts(shape.experts, shape.used, (shape.clamp or 0.0,) * shape.layers),

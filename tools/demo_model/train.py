@@ -10,7 +10,7 @@ import csv
 import multiprocessing
 import os
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -67,18 +67,66 @@ def main() -> None:
     model = DemoModel(shape).to(device)
     if args.init is not None:
         read_weights(model, args.init)
-    optimizer = Optimizer(model, args.lr)
     loss_of = torch.compile(model.loss) if device.type == "cuda" else model.loss
 
+    def evaluate() -> dict[str, float]:
+        write_weights(model, args.out / "weights.npz")
+        return accuracy(model, tokenizer, args.problems, seed=1)
+
+    made = batches(path, args.seed, args.rows, shape.context_length, args.workers)
+    fit(made, loss_of, Optimizer(model, args.lr), evaluate, Log(args.out / "log.csv", FIELDS), args, device)
+    for prompt, reply in zip(PROMPTS, replies(model, tokenizer, PROMPTS, 300), strict=True):
+        print(f"> {prompt}\n{reply}\n", flush=True)
+
+
+def _arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="python -m demo_model.train", description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--init", type=Path, metavar="FILE", help="weights.npz to begin with (tokenizer.json in --out)")
+    parser.add_argument("--rows", type=int, default=64, help="rows of 1024 tokens in a batch; a multiple of 64")
+    add_options(parser, steps=10_000, seed=0, log_every=200, eval_every=2500)
+    parser.add_argument("--problems", type=int, default=500, help="of each category, at each evaluation")
+    return parser.parse_args()
+
+
+def add_options(parser: argparse.ArgumentParser, *, steps: int, seed: int, log_every: int, eval_every: int) -> None:
+    """Add the options of every training, with these defaults."""
+    parser.add_argument("--steps", type=int, default=steps)
+    parser.add_argument("--lr", type=float, default=3e-3, help="peak learning rate")
+    parser.add_argument("--seed", type=int, default=seed, help=f"of the text (default: {seed})")
+    parser.add_argument(
+        "--minutes", type=float, default=1e9, help="end after so long, if not all steps are done by then"
+    )
+    parser.add_argument(
+        "--workers", type=int, default=max(1, (os.cpu_count() or 2) - 1), help="processes that make text"
+    )
+    parser.add_argument("--log-every", type=int, default=log_every)
+    parser.add_argument("--eval-every", type=int, default=eval_every)
+
+
+def fit(
+    made: Iterable[tokens.Rows],
+    loss_of: Callable[[torch.Tensor, torch.Tensor], torch.Tensor],
+    optimizer: Optimizer,
+    evaluate: Callable[[], Mapping[str, float]],
+    log: Log,
+    args: argparse.Namespace,
+    device: torch.device,
+) -> None:
+    """Take a step for each batch, until the steps or the minutes of :func:`add_options` are over.
+
+    Args:
+        loss_of: Loss of token ids ``i64[B, T]``, where ``bool[B, T]`` says which are taught.
+        evaluate: Keeps the weights, and gives the columns of the log that an evaluation fills.
+    """
     started = time.monotonic()
 
     def seconds() -> float:
         return time.monotonic() - started
 
-    log = Log(args.out / "log.csv", FIELDS)
     total = torch.zeros((), device=device)
     step, since, first, done = 0, 0, 0.0, 0.0
-    for rows in batches(path, args.seed, args.rows, shape.context_length, args.workers):
+    for rows in made:
         if done >= 1:
             break
         batch = torch.from_numpy(rows.astype(np.int64)).to(device, non_blocking=True)
@@ -86,7 +134,7 @@ def main() -> None:
         rate = optimizer.step(loss, done)
         total += loss.detach()
         step, since = step + 1, since + 1
-        if step == 1:  # which took long, for the model was compiled
+        if step == 1:  # which took long, for the loss was compiled
             first = seconds()
         done = max(step / args.steps, (seconds() - first) / max(1.0, args.minutes * 60 - first))
         evaluated = step % args.eval_every == 0 or done >= 1
@@ -96,32 +144,8 @@ def main() -> None:
             total.zero_()
             since = 0
             if evaluated:
-                found = accuracy(model, tokenizer, args.problems, seed=1)
-                entry |= {name: f"{part:.4f}" for name, part in found.items()}
-                write_weights(model, args.out / "weights.npz")
+                entry |= {name: f"{value:.4f}" for name, value in evaluate().items()}
             log.write(entry)
-    for prompt, reply in zip(PROMPTS, replies(model, tokenizer, PROMPTS, 300), strict=True):
-        print(f"> {prompt}\n{reply}\n", flush=True)
-
-
-def _arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(prog="python -m demo_model.train", description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--out", type=Path, required=True)
-    parser.add_argument("--init", type=Path, metavar="FILE", help="weights.npz to begin with (tokenizer.json in --out)")
-    parser.add_argument("--steps", type=int, default=10_000)
-    parser.add_argument("--rows", type=int, default=64, help="rows of 1024 tokens in a batch; a multiple of 64")
-    parser.add_argument("--lr", type=float, default=3e-3, help="peak learning rate")
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument(
-        "--minutes", type=float, default=1e9, help="end after so long, if not all steps are done by then"
-    )
-    parser.add_argument(
-        "--workers", type=int, default=max(1, (os.cpu_count() or 2) - 1), help="processes that make text"
-    )
-    parser.add_argument("--log-every", type=int, default=200)
-    parser.add_argument("--eval-every", type=int, default=2500)
-    parser.add_argument("--problems", type=int, default=500, help="of each category, at each evaluation")
-    return parser.parse_args()
 
 
 class Optimizer:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import argparse
 import os
-import time
 from collections.abc import Sequence
 from itertools import islice
 from pathlib import Path
@@ -22,7 +21,7 @@ from bitnet.core.model.file import open_model
 from demo_model import tokens
 from demo_model.draft import WINDOW, DraftLayer, draft_loss, frozen
 from demo_model.model import DemoModel
-from demo_model.train import SHARD, Log, Optimizer, batches, replies
+from demo_model.train import SHARD, Log, Optimizer, add_options, batches, fit, replies
 from demo_model.unseen import problems, story_requests
 
 DEPTH = 7
@@ -46,42 +45,22 @@ def main() -> None:
     torch.set_float32_matmul_precision("high")  # in TF32, int8 codes and their sums are exact
     model = frozen(file).to(device)
     layer = DraftLayer(model.shape).to(device)
-    optimizer = Optimizer(layer, args.lr)
     dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
-    loss_of = torch.compile(draft_loss) if device.type == "cuda" else draft_loss
+    compiled = torch.compile(draft_loss) if device.type == "cuda" else draft_loss
     unseen = conversations(model, tokenizer, args.questions, args.answer)
 
-    started = time.monotonic()
+    def loss_of(ids: torch.Tensor, taught: torch.Tensor) -> torch.Tensor:
+        loss: torch.Tensor = compiled(layer, model, ids, taught, args.depth, dtype)[0]
+        return loss
 
-    def seconds() -> float:
-        return time.monotonic() - started
+    def evaluate() -> dict[str, float]:
+        layer.write(args.out / "draft.gguf", names)
+        return {f"accepted {i + 1}": share for i, share in enumerate(accepted(layer, model, unseen))}
 
-    log = Log(args.out / "draft_log.csv", FIELDS)
-    total = torch.zeros((), device=device)
-    step, since, first, done = 0, 0, 0.0, 0.0
     made = batches(path, args.seed, max(SHARD, args.rows), model.shape.context_length, args.workers)
-    for rows in (part for many in made for part in np.split(many, len(many) // args.rows)):
-        if done >= 1:
-            break
-        batch = torch.from_numpy(rows.astype(np.int64)).to(device, non_blocking=True)
-        loss, _ = loss_of(layer, model, batch & (tokens.TAUGHT - 1), batch >= tokens.TAUGHT, args.depth, dtype)
-        rate = optimizer.step(loss, done)
-        total += loss.detach()
-        step, since = step + 1, since + 1
-        if step == 1:  # which took long, for the loss was compiled
-            first = seconds()
-        done = max(step / args.steps, (seconds() - first) / max(1.0, args.minutes * 60 - first))
-        evaluated = step % args.eval_every == 0 or done >= 1
-        if evaluated or step % args.log_every == 0:
-            entry: dict[str, object] = {"step": step, "tokens": step * rows.size, "seconds": round(seconds(), 1)}
-            entry |= {"learning_rate": f"{rate:.2e}", "loss": f"{float(total) / since:.4f}"}
-            total.zero_()
-            since = 0
-            if evaluated:
-                found = accepted(layer, model, unseen)
-                entry |= {f"accepted {i + 1}": f"{share:.4f}" for i, share in enumerate(found)}
-                layer.write(args.out / "draft.gguf", names)
-            log.write(entry)
+    parts = (part for many in made for part in np.split(many, len(many) // args.rows))
+    log = Log(args.out / "draft_log.csv", FIELDS)
+    fit(parts, loss_of, Optimizer(layer, args.lr), evaluate, log, args, device)
 
 
 def _arguments() -> argparse.Namespace:
@@ -92,21 +71,11 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument(
         "--model", type=Path, default=default_model_path(), help="an exported model (default: bitnet's)"
     )
-    parser.add_argument("--steps", type=int, default=1_000_000)
     parser.add_argument(
         "--rows", type=int, default=64, help="rows of 1024 tokens in a batch; a multiple or a divisor of 64"
     )
     parser.add_argument("--depth", type=int, default=5, help="tokens of a draft in training")
-    parser.add_argument("--lr", type=float, default=3e-3, help="peak learning rate")
-    parser.add_argument("--seed", type=int, default=1_000, help="of the text; the model's own was made with 0")
-    parser.add_argument(
-        "--minutes", type=float, default=1e9, help="end after so long, if not all steps are done by then"
-    )
-    parser.add_argument(
-        "--workers", type=int, default=max(1, (os.cpu_count() or 2) - 1), help="processes that make text"
-    )
-    parser.add_argument("--log-every", type=int, default=100)
-    parser.add_argument("--eval-every", type=int, default=1000)
+    add_options(parser, steps=1_000_000, seed=1_000, log_every=100, eval_every=1000)  # the model's own text had seed 0
     parser.add_argument("--questions", type=int, default=20, help="unseen ones of each kind, at each evaluation")
     parser.add_argument("--answer", type=int, default=200, help="maximum tokens of an answer to them")
     return parser.parse_args()

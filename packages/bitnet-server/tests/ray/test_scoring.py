@@ -63,7 +63,7 @@ def test_with_an_old_view_it_is_the_holder_or_a_random_other_one() -> None:
 
 
 def test_what_others_share_is_no_reason_to_stay() -> None:
-    """Of 160 tokens, 128 are those of others under way, and 20 a conversation's own."""
+    """A prompt has 160 tokens: 128 are shared with others under way, and 20 are a conversation's own."""
     shared = Shared(128, 4)
 
     def best(matched: int, load: float) -> str:
