@@ -193,8 +193,8 @@ class ExpertLaunches:
         """The launch that groups pairs by expert, and its results."""
         tokens, top = ctx.shape(op.ids)
         order = ctx.scratch("order of pairs", tokens * top * 4)
-        tiles = ctx.scratch("tiles of pairs", _most_tiles(tokens * top, op.experts, TILE) * 12)
-        count = _most_tiles(bucket.tokens * top, op.experts, tile)
+        tiles = ctx.scratch("tiles of pairs", _max_tiles(tokens * top, op.experts, TILE) * 12)
+        count = _max_tiles(bucket.tokens * top, op.experts, tile)
         args = (ctx.step, ctx.tensors[op.ids], order, tiles, np.int32(top), np.int32(count))
         defines = {"WG": TILES_GROUP, "EXPERTS": op.experts, "TILE": tile}
         return _launch("expert_tiles", (1, 1, 1), TILES_GROUP, args, defines), Grouped(order, tiles, count)
@@ -250,6 +250,6 @@ def _limit(op: GluNormQuant) -> np.float32:
     return limit
 
 
-def _most_tiles(pairs: int, count: int, tile: int) -> int:
+def _max_tiles(pairs: int, count: int, tile: int) -> int:
     """Maximum tiles of so many pairs: every expert's last one may not be full."""
     return pairs // tile + min(pairs, count)
