@@ -16,6 +16,7 @@ import numpy as np
 from bitnet.core.gpu import Arg, Bucket, Buffer, Context, Dispatch, KernelSpec, Launch
 from bitnet.core.gpu.fusions import ExpertFeedForward
 from bitnet.core.gpu.ops import ceil_div
+from bitnet.core.gpu.ops.experts import ALONE, MAX_LANES, TILE, max_tiles
 from bitnet.core.gpu.ops.variants import ExpertGlu
 from bitnet.core.hal import ExpertMatmul, GluNormQuant, Route
 from bitnet.cuda.products import DECODE_TOKENS, STEP, TENSOR_CORES, shared_bytes
@@ -29,12 +30,8 @@ MAX_AHEAD = 4096
 """Maximum columns of which a warp of route_logits loads a row before it waits."""
 TILES_GROUP = 1024
 """Threads of the block of expert_tiles."""
-ALONE = 4
-"""Maximum tokens of a step whose pairs expert_matmul does not group."""
-TILE = 8
-"""Pairs that share what a block of expert_matmul reads."""
-LANES, MAX_SUMS = 16, 6144
-"""Threads that share a row in expert_matmul, and its sums that 24 KiB of shared memory hold."""
+MAX_SUMS = 6144
+"""Sums of expert_matmul that 24 KiB of shared memory hold."""
 UP_WARPS, MAX_STEPS, MAX_TOP = 8, 8, 16
 """Warps of a block of expert_up; maximum steps of 256 columns, of which a thread of expert_up or expert_down holds all
 codes; maximum experts of a token, which have a warp each."""
@@ -117,7 +114,7 @@ class ExpertLaunches:
                 order, tiles_at = (places.order, places.tiles) if places else (ctx.step, ctx.step)
                 inputs = (ctx.step, *x, ctx.tensors[op.ids], w.codes, w.scales, order, tiles_at)
                 defines = _plain(w, op.experts, grouped=places is not None)
-                across = ceil_div(each * parts, defines["WG"] // LANES)
+                across = ceil_div(each * parts, defines["WG"] // MAX_LANES)
                 grid = across, places.count if places else bucket.tokens * top, 1
                 args = (*inputs, out, np.int32(top), *sizes)
                 made.append(_launch("expert_matmul", grid, defines["WG"], args, defines))
@@ -193,8 +190,8 @@ class ExpertLaunches:
         """The launch that groups pairs by expert, and its results."""
         tokens, top = ctx.shape(op.ids)
         order = ctx.scratch("order of pairs", tokens * top * 4)
-        tiles = ctx.scratch("tiles of pairs", _max_tiles(tokens * top, op.experts, TILE) * 12)
-        count = _max_tiles(bucket.tokens * top, op.experts, tile)
+        tiles = ctx.scratch("tiles of pairs", max_tiles(tokens * top, op.experts) * 12)
+        count = max_tiles(bucket.tokens * top, op.experts, tile)
         args = (ctx.step, ctx.tensors[op.ids], order, tiles, np.int32(top), np.int32(count))
         defines = {"WG": TILES_GROUP, "EXPERTS": op.experts, "TILE": tile}
         return _launch("expert_tiles", (1, 1, 1), TILES_GROUP, args, defines), Grouped(order, tiles, count)
@@ -238,18 +235,13 @@ def _plain(w: Matrix, count: int, *, grouped: bool) -> dict[str, int]:
     """Preprocessor constants of expert_matmul: as many rows of a matrix as shared memory holds the sums of."""
     width, tokens = w.group or w.cols, TILE if grouped else 1
     group = GROUP
-    while group > LANES and group // LANES * tokens * (w.cols // width) > MAX_SUMS:
+    while group > MAX_LANES and group // MAX_LANES * tokens * (w.cols // width) > MAX_SUMS:
         group //= 2
     each = {32: 4, 64: 2}.get(w.group or 0, 1)
-    sizes = {"WG": group, "LANES": LANES, "TOKENS": tokens, "COLS": w.cols, "ROW_BYTES": w.row_bytes}
+    sizes = {"WG": group, "LANES": MAX_LANES, "TOKENS": tokens, "COLS": w.cols, "ROW_BYTES": w.row_bytes}
     return {**sizes, "GROUP": w.group or 0, "EACH": each, "EXPERTS": count, "GROUPED": int(grouped), **w.defines}
 
 
 def _limit(op: GluNormQuant) -> np.float32:
     limit: np.float32 = np.float32(np.inf if op.clamp is None else op.clamp)
     return limit
-
-
-def _max_tiles(pairs: int, count: int, tile: int) -> int:
-    """Maximum tiles of so many pairs: every expert's last one may not be full."""
-    return pairs // tile + min(pairs, count)

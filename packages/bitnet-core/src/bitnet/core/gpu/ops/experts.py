@@ -99,9 +99,9 @@ class ExpertOps:
     def _tiles(self, ctx: Context, op: ExpertMatmul, bucket: Bucket) -> tuple[list[Launch], tuple[Buffer, Buffer]]:
         """The launch that groups pairs by expert, and its results."""
         tokens, top = ctx.shape(op.ids)
-        most = _most_tiles(tokens * top, op.experts)
-        order, tiles = ctx.scratch("order of pairs", tokens * top * 4), ctx.scratch("tiles of pairs", most * 12)
-        count = np.int32(_most_tiles(bucket.tokens * top, op.experts))
+        order = ctx.scratch("order of pairs", tokens * top * 4)
+        tiles = ctx.scratch("tiles of pairs", max_tiles(tokens * top, op.experts) * 12)
+        count = np.int32(max_tiles(bucket.tokens * top, op.experts))
         args = (ctx.step, ctx.tensors[op.ids], order, tiles, np.int32(top), count)
         defines = {"WG": self.group, "EXPERTS": op.experts, "TOKENS": TILE}
         return [launch("expert_tiles", (1, 1, 1), self.group, args, defines)], (order, tiles)
@@ -126,7 +126,7 @@ class ExpertOps:
         """Work-groups of a product: along an expert's rows, and along the pairs or their tiles."""
         w, pairs = product.w, bucket.tokens * ctx.shape(op.ids)[1]
         across = ceil_div(w.rows // op.experts, defines["WG"] // defines["LANES"])
-        return across, pairs if product.places is None else _most_tiles(pairs, op.experts), 1
+        return across, pairs if product.places is None else max_tiles(pairs, op.experts), 1
 
     def _defines(self, w: TernaryBuffer, tokens: int) -> dict[str, int]:
         """Preprocessor constants of the product: as many rows of a matrix as local memory holds the sums of."""
@@ -160,6 +160,6 @@ class BoundExpertOps(ExpertOps):
         return launch("expert_sums", grid, self.group, args, {"WG": self.group})
 
 
-def _most_tiles(pairs: int, experts: int) -> int:
+def max_tiles(pairs: int, experts: int, tile: int = TILE) -> int:
     """Maximum tiles of so many pairs: every expert's last one may not be full."""
-    return pairs // TILE + min(pairs, experts)
+    return pairs // tile + min(pairs, experts)
