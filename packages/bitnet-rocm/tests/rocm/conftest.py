@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
 import subprocess
 import sys
@@ -85,15 +86,25 @@ def build_driver(hip: Path) -> Callable[..., Path]:
     return build
 
 
+def _absent() -> str | None:
+    """Why the test driver cannot be made or used here, if it cannot."""
+    if sys.platform != "linux":
+        return "the test driver is for Linux"
+    if not find_spec("ziglang"):
+        return "ziglang is not installed"
+    if not INTEL.exists():
+        return f"{INTEL} is not there (pip install intel-opencl-rt intel-cmplr-lib-rt)"
+    try:
+        ctypes.CDLL("libOpenCL.so.1")
+    except OSError as error:
+        return f"{error} (Debian: apt install ocl-icd-libopencl1)"
+    return None
+
+
 @pytest.fixture(scope="session")
 def hip(require_device: Require, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The test driver, and a folder ``cache`` for what its compiler makes."""
-    absent = "the test driver is for Linux" if sys.platform != "linux" else None
-    absent = absent or (None if find_spec("ziglang") else "ziglang is not installed")
-    absent = absent or (
-        None if INTEL.exists() else f"{INTEL} is not there (pip install intel-opencl-rt intel-cmplr-lib-rt)"
-    )
-    require_device("rocm-test-driver", absent)
+    require_device("rocm-test-driver", _absent())
     folder = build(tmp_path_factory.mktemp("rocm"))
     (folder / "vendors").mkdir()
     (folder / "vendors" / "one.icd").write_text(f"{INTEL}\n")
