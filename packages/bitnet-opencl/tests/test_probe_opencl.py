@@ -104,7 +104,11 @@ def test_a_platform_without_devices(monkeypatch: pytest.MonkeyPatch, denied: boo
 @pytest.mark.parametrize("variable", ["POCL_CACHE_DIR", "XDG_CACHE_HOME", "HOME"])
 def test_pocl_without_its_cache(tmp_path: Path, variable: str) -> None:
     """A file in the folder's place keeps root out, too; where the folder can be made, PoCL has its device."""
-    if not any("Portable" in platform.name for platform in cl.get_platforms()):
+    try:
+        platforms = cl.get_platforms()
+    except cl.Error:  # it has no platform
+        platforms = []
+    if not any("Portable" in platform.name for platform in platforms):
         pytest.skip("PoCL is not installed (Debian: pocl-opencl-icd)")
     place = tmp_path / "cache"
     value, folder = {
