@@ -11,18 +11,27 @@ from typing import Any
 
 import jsonschema
 import pytest
+from llguidance import LLMatcher
 
 from bitnet.core import Model
 from bitnet.core.model import open_model
 from bitnet.core.model.default import default_model_path
+from bitnet.server.chat.call_forms import Tool, lazy_form
 from bitnet.server.forms.lazy import LazyForm, LazyMatcher
 from bitnet.server.forms.matchers import FormSource, Matchers
 
-_SPEC = importlib.util.spec_from_file_location("tool_families", Path(__file__).with_name("test_tools.py"))
-assert _SPEC is not None
-assert _SPEC.loader is not None
-tool_tests = importlib.util.module_from_spec(_SPEC)
-_SPEC.loader.exec_module(tool_tests)
+
+def beside(name: str) -> Any:
+    """The test module of this name."""
+    spec = importlib.util.spec_from_file_location(f"shared_{name}", Path(__file__).with_name(f"{name}.py"))
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+tool_tests, json_tests = beside("test_tools"), beside("test_json_rules")
 FAMILIES, SCHEMAS, TOOLS, templated = (
     tool_tests.FAMILIES,
     tool_tests.SCHEMAS,
@@ -146,6 +155,21 @@ def test_a_schema_that_cannot_be_enforced_leaves_any_object(script_model: Model,
             assert calls_of(answer) == [("odd", {"x": [1, 2]})]
             strict = {"type": "function", "function": {**function, "strict": True}}
             assert server.chat("x", tools=[strict]).status_code == 400
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_the_grammar_takes_what_a_family_writes(script_model: Model, family: str) -> None:
+    """Byte by byte: a token that the grammar does not know would end it, and hide that it is wrong."""
+    name, write = FAMILIES[family]
+    tools = [Tool(tool, tool, schema, strict=False, field="tools") for tool, schema in SCHEMAS.items()]
+    with templated(script_model, name):
+        form = lazy_form(tools, script_model.chat_template, parallel=True)
+    called = ("weather",) if form.mark == "<tool_call>" else ("weather", "add")  # each tag begins the grammar anew
+    text = list(write(*called).encode())
+    for grammar in form.grammars:
+        matcher = LLMatcher(json_tests.TOKENIZER, LLMatcher.grammar_from_lark(grammar))
+        assert matcher.try_consume_tokens(text) == len(text), grammar
+        assert matcher.is_accepting()
 
 
 class NoMatchers(Matchers):

@@ -364,7 +364,7 @@ def _lazy_marked_grammar(
     made = _rules(spelling)
     more = f"({_loose(spelling.between)} WS? call)*" if parallel else ""
     end = f"WS? {_loose(spelling.close)}" if spelling.close else ""
-    gap = "WS" if spelling.open.strip() else "WS?"  # a fence's word ends with its line
+    gap = "WS" if spelling.open.strip() and spelling.open.endswith("\n") else "WS?"  # a fence's word ends with its line
     rules = ["%llguidance {}", f"start: open WS? {_loose(spelling.open.strip())} {gap} call {more} {end} | OTHER"]
     rules += [f"open[lazy]: TEXT {literal(spelling.mark)}", r"TEXT: /(.|\n)*/"]
     rules.append(rf"OTHER: /(.|\n)*/ & ~/(.|\n)*{re.escape(spelling.mark)}(.|\n)*/")
