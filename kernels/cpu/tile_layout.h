@@ -18,6 +18,9 @@
 /* Tokens of an item of work: enough to pay for fetching a panel, few enough that there is work for every thread. */
 #define ITEM_TOKENS (16 * BLOCK_TOKENS)
 
+/* A 32-bit lane of each row of a tile. */
+typedef uint32_t lanes_t __attribute__((ext_vector_type(TILE_ROWS)));
+
 INLINE int64_t groups_of(int64_t columns) { return (columns + GROUP_COLUMNS - 1) / GROUP_COLUMNS; }
 INLINE int64_t tiles_of(int64_t rows) { return (rows + TILE_ROWS - 1) / TILE_ROWS; }
 INLINE int64_t panels_of(int64_t rows) { return (rows + PANEL_ROWS - 1) / PANEL_ROWS; }
@@ -49,45 +52,49 @@ INLINE uint32_t encode_lane(const encoding_t *made, uint32_t numbers) {
     (void)made;
     return numbers;
 }
+INLINE lanes_t encode_lanes(const encoding_t *made, lanes_t numbers) {
+    (void)made;
+    return numbers;
+}
 /* The p-th four neighbouring codes of a lane, one a byte. */
 INLINE uint32_t plane_codes(uint32_t lane, int p) { return lane >> 2 * p & 0x03030303; }
 #endif
 
-/* Columns that are taken out of a row at a time: whole quarters of a block of 128, and whole groups. */
+/* Columns that are packed at a time: whole blocks of 128, and whole groups. */
 #define STRIP_COLUMNS 640
-_Static_assert(STRIP_COLUMNS % 32 == 0 && STRIP_COLUMNS % GROUP_COLUMNS == 0, "a strip is whole quarters and whole groups");
+#define STRIP_WORDS ((STRIP_COLUMNS + 128) / 16) /* of a row: a strip of a group may begin and end within a block */
+_Static_assert(STRIP_COLUMNS % 128 == 0 && STRIP_COLUMNS % GROUP_COLUMNS == 0, "a strip is whole blocks and whole groups");
 
-/* The codes of `count` columns of a row, one a byte; 0 past the last. `first` is a multiple of 32. Byte i of 32 holds the
- * columns i, i + 32, i + 64, i + 96 of 128, the first in its top bits. */
-INLINE void unpack_strip(const uint8_t *row, int64_t first, int64_t count, uint8_t *codes) {
-    for (int64_t at = 0; at < count; at += 32) {
-        const uint8_t *from = row + (first + at) / 128 * 32;
-        const int shift = 6 - 2 * (int)((first + at) / 32 % 4);
-        for (int i = 0; i < 32; i++) codes[at + i] = from[i] >> shift & 3;
-    }
-    memset(codes + count, 0, (size_t)(STRIP_COLUMNS - count));
+/* The words of a tile's rows from `block` on, those of its rows side by side; 0 past the last row. */
+INLINE void load_words(const pack_t *job, int64_t row, int64_t block, int64_t words, lanes_t *to) {
+    const uint8_t *from = job->codes + row * ((job->columns + 127) / 128 * 32) + 32 * block;
+    const int rows = job->rows - row < TILE_ROWS ? (int)(job->rows - row) : TILE_ROWS;
+    if (rows < TILE_ROWS) memset(to, 0, (size_t)words * sizeof *to);
+    for (int r = 0; r < rows; r++, from += (job->columns + 127) / 128 * 32)
+        for (int64_t w = 0; w < words; w++) memcpy((uint8_t *)(to + w) + 4 * r, from + 4 * w, 4);
 }
 
-/* A lane of a tile, of GROUP_COLUMNS codes: four numbers side by side, by Horner's rule; none exceeds its byte. */
-INLINE uint32_t pack_lane(const uint8_t *codes) {
-    uint32_t lane = 0;
-    for (int p = PLANES - 1; p >= 0; p--) {
-        uint32_t four;
-        memcpy(&four, codes + 4 * p, sizeof four);
-        lane = lane * BASE + four;
-    }
-    return lane;
-}
-
-/* A strip of a row, of `left` columns at most, into its lane of tiles that stand `tiles` apart. */
+/* A strip of a tile's rows, of `left` columns at most from `first` on, a multiple of 32, into tiles that stand `tiles` apart.
+ *
+ * Word j of a block of 128 columns holds the codes of the four columns from 4 j on, one in each byte's top bits, and below them
+ * those of the columns 32, 64 and 96 further on. So a shift and a mask make a plane of any four neighbouring columns, in
+ * all rows at once, and a lane of the tile comes of its planes by Horner's rule: no number exceeds its byte. */
 INLINE void pack_strip(
     const pack_t *job, const encoding_t *made, int64_t row, int64_t first, int64_t left, uint8_t *to, int tiles) {
-    const int64_t count = left < STRIP_COLUMNS ? left : STRIP_COLUMNS;
-    uint8_t codes[STRIP_COLUMNS] = {0};
-    if (row < job->rows) unpack_strip(job->codes + row * ((job->columns + 127) / 128 * 32), first, count, codes);
+    lanes_t words[STRIP_WORDS];
+    const int64_t count = left < STRIP_COLUMNS ? left : STRIP_COLUMNS, ahead = first % 128;
+    load_words(job, row, first / 128, (ahead + count + 127) / 128 * 8, words);
     for (int64_t at = 0; at < count; at += GROUP_COLUMNS, to += tiles * TILE_BYTES) {
-        const uint32_t word = encode_lane(made, pack_lane(codes + at));
-        memcpy(to, &word, sizeof word);
+        lanes_t numbers = (lanes_t)(0);
+        for (int p = PLANES - 1; p >= 0; p--) {
+            const int64_t column = at + 4 * p, place = ahead + column;
+            if (column >= count) continue;
+            const lanes_t four = words[place / 128 * 8 + place % 32 / 4] >> (uint32_t)(6 - place % 128 / 32 * 2);
+            const uint32_t kept = count - column < 4 ? (1u << 8 * (count - column)) - 1 : ~0u;
+            numbers = numbers * BASE + (four & (0x03030303 & kept));
+        }
+        numbers = encode_lanes(made, numbers);
+        memcpy(to, &numbers, TILE_BYTES);
     }
 }
 
@@ -109,10 +116,10 @@ static void pack(pool_t *pool, const pack_t *job, int thread) {
         uint8_t *to = job->packed + panel * PANEL_TILES * count * groups * TILE_BYTES;
         for (int64_t s = 0; s < count; s++, to += groups * tiles * TILE_BYTES)
             for (int64_t first = 0; first < span; first += STRIP_COLUMNS)
-                for (int lane = 0; lane < tiles * TILE_ROWS; lane++)
+                for (int tile = 0; tile < tiles; tile++)
                     pack_strip(
-                        job, &made, panel * PANEL_ROWS + lane, s * span + first, span - first,
-                        to + first / GROUP_COLUMNS * tiles * TILE_BYTES + 4 * lane, tiles);
+                        job, &made, panel * PANEL_ROWS + tile * TILE_ROWS, s * span + first, span - first,
+                        to + (first / GROUP_COLUMNS * tiles + tile) * TILE_BYTES, tiles);
     }
 }
 

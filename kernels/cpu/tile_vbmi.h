@@ -37,13 +37,13 @@ static const _Alignas(64) uint8_t LOWER[64] = {
     0, 1, 2, 62, 0, 1, 2, 168, 0, 1, 2, 113, 0, 1, 2, 53,
 };
 
-/* The byte of each number t0 + 3 t1 + 9 t2 + 27 t3 + 81 t4, for packing. */
+/* The byte of each number t0 + 3 t1 + 9 t2 + 27 t3 + 81 t4, for packing; 0 for what is no such number. */
 typedef struct {
-    uint8_t byte[243];
+    _Alignas(64) uint8_t byte[256];
 } encoding_t;
 
 INLINE encoding_t encoding(void) {
-    encoding_t made;
+    encoding_t made = {0};
     for (int byte = 0; byte < 256; byte++) {
         const uint8_t four = UPPER[byte >> 2] ^ LOWER[byte & 63];
         int number = FIFTH[byte >> 2], valid = 1;
@@ -60,6 +60,17 @@ INLINE uint32_t encode_lane(const encoding_t *made, uint32_t numbers) {
     uint32_t lane = 0;
     for (int j = 0; j < 4; j++) lane |= (uint32_t)made->byte[numbers >> 8 * j & 0xff] << 8 * j;
     return lane;
+}
+
+typedef uint32_t lanes_t __attribute__((ext_vector_type(TILE_ROWS)));
+
+INLINE lanes_t encode_lanes(const encoding_t *made, lanes_t numbers) {
+    const __m512i index = (__m512i)numbers;
+    const __m512i low = _mm512_permutex2var_epi8(
+        _mm512_load_si512(made->byte), index, _mm512_load_si512(made->byte + 64));
+    const __m512i high = _mm512_permutex2var_epi8(
+        _mm512_load_si512(made->byte + 128), index, _mm512_load_si512(made->byte + 192));
+    return (lanes_t)_mm512_mask_blend_epi8(_mm512_movepi8_mask(index), low, high);
 }
 
 /* The p-th four neighbouring codes of a lane, one a byte. */
