@@ -7,7 +7,8 @@ Rules, in order:
   any prefix.
 2. Waiting sequences are admitted, first come, first served, while there is a place in the batch and their whole prompt
   fits the cache with a spare block for each running sequence. So prefill never runs out of blocks. Layers with windows
-  need room for the window and the largest chunk only: blocks behind a window are released before each step.
+  need room for the window and the largest chunk only: blocks behind a window are released before each step. One whose
+  beginning a running prompt is computing waits for that, and keeps its place meanwhile.
 3. The rest of the token budget goes to prompts in chunks: an even share to the oldest, so that it does not starve, then
   as much as they need to the shortest. So each first token comes as early as possible. While sequences decode, prompts
   get as many tokens as the device computes in a set time, or a quarter of the budget if that is more. This bounds the
@@ -21,6 +22,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from bitnet.core.engine.blocks import BlockPool, BlockTable, cached_prefix
+from bitnet.core.engine.common_prefix import Leader, find_leader
 from bitnet.core.engine.drafter import Drafter
 from bitnet.core.engine.drafts import Drafts
 from bitnet.core.engine.pacing import Pace
@@ -95,6 +97,7 @@ class Scheduler:
         self.drafts = Drafts(limits, pace, drafter)
         self._waiting: deque[TokenSequence] = deque()
         self._running: list[TokenSequence] = []  # in order of admission
+        self._leaders: dict[TokenSequence, Leader] = {}  # what waiting sequences follow, as of when they were looked at
         self.pool = BlockPool(num_blocks)
         self.states = StatePool(state_entries) if state_entries else None
         self._max_running = limits.max_seqs if self.states is None else min(limits.max_seqs, self.states.sequences)
@@ -128,6 +131,7 @@ class Scheduler:
             self._leave_cache(sequence)
         else:
             self._waiting.remove(sequence)
+            self._leaders.pop(sequence, None)
 
     def forget(self) -> None:
         """Give up all sequences, after a failure. Their KV cache is lost, and this scheduler must not be used again."""
@@ -135,6 +139,7 @@ class Scheduler:
             sequence.placement.table, sequence.placement.computed, sequence.placement.states = None, 0, None
         self._running.clear()
         self._waiting.clear()
+        self._leaders.clear()
 
     def plan(self, max_repeat: int = 1) -> Plan | None:
         """The next step; its tokens already count as computed. None if there is nothing to do.
@@ -148,10 +153,10 @@ class Scheduler:
             self._slide(sequence)
         waiting = len(self._waiting)
         work = [Work(s, s.placement.computed, 1, range(1)) for s in self._decoding()]
-        if len(self._waiting) == waiting:  # the blocks of a sequence that was just preempted are for those that run
-            self._admit()
         for sequence in self._running:
             self._snapshot(sequence)
+        if len(self._waiting) == waiting:  # the blocks of a sequence that was just preempted are for those that run
+            self._admit()
         repeat = 1
         if work and len(work) == len(self._running):
             if drafted := self._drafted(work):
@@ -228,23 +233,43 @@ class Scheduler:
         return True
 
     def _admit(self) -> None:
-        while self._waiting and len(self._running) < self._max_running:
+        following: list[TokenSequence] = []
+        while self._waiting and len(self._running) + len(following) < self._max_running:
             sequence = self._waiting[0]
-            table = BlockTable(self.pool, self._block_size, self._windows)
-            cached = table.reuse(sequence.tokens, sequence.first_row, self._usable)
-            running = ((s.target, s.placement.computed, self._table(s)) for s in self._running)
-            promised = sum(max(1, self._outstanding(*each)) for each in running)
-            if self._outstanding(sequence.target, cached, table) + promised > self.pool.available and self._running:
+            leader = self._leaders.pop(sequence, None)
+            if leader is None or not leader.computing:
+                table = BlockTable(self.pool, self._block_size, self._windows)
+                cached = table.reuse(sequence.tokens, sequence.first_row, self._usable)
+                leader = find_leader(sequence, cached, self._running, self._block_size)
+                if leader is None:
+                    if not self._fits(sequence, cached, table):
+                        table.release()
+                        break
+                    self._enter(self._waiting.popleft(), cached, table)
+                    continue
                 table.release()
-                return
-            table.reserve(sequence.target, self._soon(sequence, cached))
-            sequence.placement.table, sequence.placement.computed = table, cached
-            if self.states is not None:
-                source = self.states.use(table.last_digest) if cached else -1
-                borders = frozenset((table.matched, sequence.first_row // self._block_size * self._block_size))
-                sequence.placement.states = SequenceStates(self.states.allocate(), source, borders=borders)
-            sequence.started(cached)
-            self._running.append(self._waiting.popleft())
+                if (states := leader.sequence.placement.states) is not None:
+                    states.borders |= {leader.length}
+            self._leaders[sequence] = leader
+            following.append(self._waiting.popleft())
+        self._waiting.extendleft(reversed(following))
+
+    def _fits(self, sequence: TokenSequence, cached: int, table: BlockTable) -> bool:
+        """Whether there is room for a prompt beside those that run."""
+        running = ((s.target, s.placement.computed, self._table(s)) for s in self._running)
+        promised = sum(max(1, self._outstanding(*each)) for each in running)
+        return self._outstanding(sequence.target, cached, table) + promised <= self.pool.available or not self._running
+
+    def _enter(self, sequence: TokenSequence, cached: int, table: BlockTable) -> None:
+        """Let a sequence run that has ``cached`` positions in the cache."""
+        table.reserve(sequence.target, self._soon(sequence, cached))
+        sequence.placement.table, sequence.placement.computed = table, cached
+        if self.states is not None:
+            source = self.states.use(table.last_digest) if cached else -1
+            borders = frozenset((table.matched, sequence.first_row // self._block_size * self._block_size))
+            sequence.placement.states = SequenceStates(self.states.allocate(), source, borders=borders)
+        sequence.started(cached)
+        self._running.append(sequence)
 
     def _usable(self, digest: bytes) -> bool:
         """Whether a prompt can go on after a cached prefix whose last block has this digest."""
