@@ -268,6 +268,9 @@ class EmulatedProgram(LoweredProgram):
     def _copy(self, address: int, array: np.ndarray[Any, Any]) -> None:
         self._library.write(address, array.tobytes())
 
+    def _stay(self, array: np.ndarray[Any, Any]) -> int:
+        return int(self._library.upload(array.tobytes()))
+
     def _view(self, address: int, shape: tuple[int, ...], dtype: np.dtype[Any], row_stride: int) -> Any:
         return EmulatedArray(self._library, address, shape, dtype, row_stride)
 

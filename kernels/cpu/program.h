@@ -55,11 +55,20 @@ typedef struct {
 /* How a dense matrix is stored: floats, or blocks of GGUF's types. */
 enum weight_type { WEIGHT_F32, WEIGHT_F16, WEIGHT_Q8_0, WEIGHT_Q4_0, WEIGHT_Q6_K, WEIGHT_Q4_K };
 
+/* Where the digits of a ternary block's columns are: the byte of each, and the factor that, modulo 256, moves it to the top. */
+typedef struct {
+    int32_t columns, size; /* of a block, the size in bytes */
+    int32_t scale_at; /* byte of the IEEE half that is its scale */
+    int32_t base; /* 2: digits are -1 and +1; 3 or 4: they are -1, 0 and +1 */
+    uint8_t place[256], factor[256];
+} code_blocks_t;
+
 typedef struct {
     const void *table; /* [V, D] */
     int32_t type, pad;
     matrix_t out;
     transform_t transform;
+    const code_blocks_t *blocks; /* of a ternary table, which has no `type`; or NULL */
 } embed_op_t;
 
 typedef struct {

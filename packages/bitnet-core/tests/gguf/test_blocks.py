@@ -15,7 +15,15 @@ import numpy as np
 import pytest
 
 from bitnet.core.gguf import unpack_ternary
-from bitnet.core.gguf.blocks import FORMATS, TWO_BITS, encode_blocks, packed_codes, ternary_codes
+from bitnet.core.gguf.blocks import (
+    FORMATS,
+    TWO_BITS,
+    code_bytes,
+    code_places,
+    encode_blocks,
+    packed_codes,
+    ternary_codes,
+)
 from bitnet.core.gguf.quants import decode
 from bitnet.core.gguf.ternary import holds_threes, load_ternary, pack_codes
 from bitnet.core.gguf.types import BLOCKS, GGMLType
@@ -126,6 +134,19 @@ def test_packing_with_and_without_unpacking_is_the_same(dtype: GGMLType) -> None
     packed = packed_codes(dtype, noise)
     assert packed is not None
     assert np.array_equal(packed.reshape(-1), pack_codes(ternary_codes(dtype, noise)[0].reshape(1, -1)).reshape(-1))
+
+
+@pytest.mark.parametrize("dtype", FORMATS, ids=lambda dtype: dtype.name)
+def test_codes_are_digits_of_single_bytes(dtype: GGMLType) -> None:
+    """In any block, also those that no writer makes; STQ1_0 has a number for four weights."""
+    places = code_places(dtype)
+    assert (places is None) == (dtype is GGMLType.STQ1_0)
+    if places is not None:
+        base, place, factor = places
+        noise = np.random.default_rng().integers(0, 256, (50, BLOCKS[dtype][1]), np.uint8)
+        digits = (noise[:, place] * factor).astype(np.int32) * base >> 8
+        codes = FORMATS[dtype].unpack(code_bytes(dtype, noise))
+        np.testing.assert_array_equal(digits * 2 if base == 2 else digits, codes)
 
 
 @pytest.mark.parametrize("dtype", FORMATS, ids=lambda dtype: dtype.name)

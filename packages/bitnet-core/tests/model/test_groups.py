@@ -102,6 +102,28 @@ def test_tables_stay_ternary_where_a_device_takes_them(bonsai: Any, tied: bool) 
         np.testing.assert_array_equal(data.scale, bonsai.units["token_embd" if tied else name])
 
 
+def test_a_tables_rows_can_be_looked_up_in_the_file(bonsai: Any) -> None:
+    table = bonsai.open().weights_for((TERNARY_TABLES,))["token_embd"].blocks()
+    raw = bonsai.tensors["token_embd.weight"].data.reshape(len(bonsai.embedding), -1)
+    np.testing.assert_array_equal(table.data, raw)
+    blocks = raw.reshape(-1, 2 + len(table.place) // 4)
+    digits = (blocks[:, table.place] * table.factor).astype(np.int32) * table.base >> 8
+    np.testing.assert_array_equal(digits.reshape(len(raw), -1) - 1, bonsai.embedding)
+    scales = np.ascontiguousarray(blocks[:, table.scale_at :][:, :2]).view("<f2")
+    np.testing.assert_array_equal(scales.reshape(len(raw), -1), bonsai.units["token_embd"])
+
+
+def test_a_scale_that_is_not_finite_is_found_before_rows_are_looked_up(bonsai: Any) -> None:
+    rng, units = np.random.default_rng(), bonsai.units["token_embd"]
+    units[rng.integers(len(units)), rng.integers(units.shape[1])] = rng.choice([np.nan, np.inf, -np.inf])
+    tensor = bonsai.tensors["token_embd.weight"]
+    data = q2_0(bonsai.embedding + 1, units)
+    bonsai.tensors["token_embd.weight"] = TensorSource(tensor.shape, tensor.type, data)
+    weight = bonsai.open().weights_for((TERNARY_TABLES,))["token_embd"]
+    with pytest.raises(ModelFileError, match=r"token_embd\.weight.*not finite"):
+        weight.blocks()
+
+
 def test_a_table_with_codes_of_3_is_not_ternary(bonsai: Any) -> None:
     """Another quantiser's 2 bits: 3 stands for 2, and the table is dense as before, whatever the device."""
     untie(bonsai)

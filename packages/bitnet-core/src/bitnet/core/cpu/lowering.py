@@ -259,7 +259,10 @@ class LoweredProgram:
             for op in self._source.ops
             if isinstance(op, Embed | DenseMatmul)
         }
-        used |= dict.fromkeys(sorted(name for name in tables if isinstance(weights[name], TernaryWeight)))
+        ternary = sorted(name for name in tables if isinstance(weights[name], TernaryWeight))
+        heads = {op.weight for op in self._source.ops if isinstance(op, DenseMatmul)}
+        self._blocks = {name: found for name in ternary if name not in heads and (found := self._in_place(name))}
+        used |= dict.fromkeys(name for name in ternary if name not in self._blocks)
         packed = {name: self._packed_bytes(name) for name in used}
         dense = {name: weight for name, weight in weights.items() if not isinstance(weight, TernaryWeight)}
         copied = {name: size for name in dense if (size := self._dense_bytes(name)) <= self.MAX_COPIED}
@@ -313,12 +316,29 @@ class LoweredProgram:
         """The address of a dense weight, or one in blocks: copied to ``address``, or in place."""
         array = loaded_dense(name, weight)
         if address is None:
-            self._kept.append(array)
-            return array.ctypes.data
+            return self._stay(array)
         self._copy(address, array)
         del array
         weight.release()
         return address
+
+    def _in_place(self, name: str) -> tuple[int, int] | None:
+        """Addresses of an embedding's rows in its file and of what their blocks are; None if it must be packed."""
+        weight = self._source.weights[name]
+        assert isinstance(weight, TernaryWeight)
+        if weight.blocks is None:
+            return None
+        table = weight.blocks()
+        columns = len(table.place)
+        size = table.data.shape[1] // (weight.shape[1] // columns)
+        places = (structures.CodeBlocks * 1)(structures.CodeBlocks(columns, size, table.scale_at, table.base))
+        places[0].place[:columns], places[0].factor[:columns] = table.place.tolist(), table.factor.tolist()
+        return self._stay(table.data), self._keep(places)
+
+    def _stay(self, array: npt.NDArray[Any]) -> int:
+        """The address of an array that stays where it is."""
+        self._kept.append(array)
+        return array.ctypes.data
 
     def _program(self, ops: int, count: int) -> structures.NativeProgram:
         limits, layout = self._source.limits, StepLayout(self._source.limits)
@@ -340,6 +360,7 @@ class LoweredProgram:
             self._matrices,
             self._dense,
             self._ternary,
+            self._blocks,
             self._layers,
             self._states,
             self._slots,

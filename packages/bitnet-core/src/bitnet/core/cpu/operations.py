@@ -53,6 +53,7 @@ class Operands(NamedTuple):
     Attributes:
         matrices: Tensors.
         dense: Addresses of dense weights, and of those in blocks.
+        blocks: Addresses of embeddings whose rows are looked up in their file, and of what their blocks are.
         layers: Parts of the KV cache.
         slots: Addresses of the marks and of the biases.
         keep: Keeps structures alive and returns their address.
@@ -62,6 +63,7 @@ class Operands(NamedTuple):
     matrices: Mapping[str, structures.Matrix]
     dense: Mapping[str, int]
     ternary: Mapping[str, PackedMatrix]
+    blocks: Mapping[str, tuple[int, int]]
     layers: Sequence[structures.KVLayer]
     states: Mapping[str, structures.State]
     slots: tuple[int, int]
@@ -105,6 +107,9 @@ def lower(op: Op, at: Operands) -> structures.Op:
         rest = matrix[op.out], at.transform(op.transform)
         if op.table in at.ternary:
             return structures.Op(OpKind.TABLE_EMBED, table_embed=structures.TableEmbedOp(*at.table(op.table), *rest))
+        if op.table in at.blocks:
+            data, places = at.blocks[op.table]
+            return structures.Op(OpKind.EMBED, embed=structures.EmbedOp(data, 0, 0, *rest, places))
         return structures.Op(OpKind.EMBED, embed=structures.EmbedOp(dense[op.table], at.type(op.table), 0, *rest))
     if isinstance(op, NormQuant):
         results = matrix[op.out], at.address(op.scale), at.transform(op.transform)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import enum
-from ctypes import c_float, c_int32, c_int64, c_void_p
+from ctypes import c_float, c_int32, c_int64, c_uint8, c_void_p
 
 
 class OpKind(enum.IntEnum):
@@ -49,6 +49,19 @@ class State(ctypes.Structure):
     _fields_ = (("data", c_void_p), ("entry", c_int64))
 
 
+class CodeBlocks(ctypes.Structure):
+    """``code_blocks_t``: where the digits and the scale of a ternary block are."""
+
+    _fields_ = (
+        ("columns", c_int32),
+        ("size", c_int32),
+        ("scale_at", c_int32),
+        ("base", c_int32),
+        ("place", c_uint8 * 256),
+        ("factor", c_uint8 * 256),
+    )
+
+
 class EmbedOp(ctypes.Structure):
     _fields_ = (
         ("table", c_void_p),
@@ -56,6 +69,7 @@ class EmbedOp(ctypes.Structure):
         ("pad", c_int32),
         ("out", Matrix),
         ("transform", TransformOf),
+        ("blocks", c_void_p),
     )
 
 

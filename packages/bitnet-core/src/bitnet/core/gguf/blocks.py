@@ -53,6 +53,24 @@ def code_bytes(dtype: GGMLType, blocks: Bytes) -> Bytes:
     return blocks[:, 2:] if at == 0 else blocks[:, :at]
 
 
+@cache
+def code_places(dtype: GGMLType) -> tuple[int, Bytes, Bytes] | None:
+    """The base of a type's digits, the byte of a block that has each column's, and the factor that moves it to the top,
+    as in :class:`~bitnet.core.hal.CodeBlocks`. None: its codes are no digits of single bytes."""
+    form, size = FORMATS[dtype], BLOCKS[dtype][1] - 2
+    values = np.arange(256, dtype=np.uint8)[:, None]
+    codes = form.unpack(values.repeat(size, axis=1))
+    for base, powers in ((2, range(8)), (3, range(5)), (4, range(4))):
+        factors = np.array([base**power for power in powers], np.uint8)
+        digits = (values * factors).astype(np.uint16) * base >> 8
+        same = (codes[:, :, None] == (2 * digits if base == 2 else digits)[:, None]).all(axis=0)
+        if same.any(axis=1).all():
+            one_byte = np.diag(np.full(size, 255, np.uint8))
+            place = (form.unpack(one_byte) != codes[0]).argmax(axis=0) + (2 if form.scale_at == 0 else 0)
+            return base, place.astype(np.uint8), factors[same.argmax(axis=1)]
+    return None
+
+
 def packed_codes(dtype: GGMLType, blocks: Bytes) -> Bytes | None:
     """The codes of whole blocks as devices accept them, 128 in 32 bytes: ``uint8[n, 32]``.
 

@@ -1,6 +1,7 @@
 """The device contract: the interface that the engine uses and that backend packages implement."""
 
 from bitnet.core.hal.backend import HAL_API, AskingBackend, Backend, OpenOptions
+from bitnet.core.hal.code_blocks import CodeBlocks
 from bitnet.core.hal.device import Device, Executable, ExecutableStats, Logprobs, MemoryInfo, run
 from bitnet.core.hal.embedders import NormTokens
 from bitnet.core.hal.executable import Begun, CheckedExecutable, Passes
@@ -99,6 +100,7 @@ __all__ = [
     "CausalConv",
     "CenterRows",
     "CheckedExecutable",
+    "CodeBlocks",
     "DeltaGates",
     "DeltaRule",
     "DenseMatmul",

@@ -14,6 +14,7 @@ from typing import Literal, NamedTuple, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
+from bitnet.core.hal.code_blocks import CodeBlocks
 from bitnet.core.hal.embedders import NormTokens
 from bitnet.core.hal.experts import ExpertMatmul, Route
 from bitnet.core.hal.recurrent import CausalConv, DeltaGates, DeltaRule, GatedQuant, StateSpec, Transform
@@ -61,6 +62,7 @@ class TernaryWeight:
             matrix.
         rows: Loads the rows from a first one to before a last one, so that a decoded matrix is never in memory whole.
             None: only ``load`` does it, as for a matrix whose ``load`` reorders another one's rows.
+        blocks: Maps the matrix as its file has it, where a device may look up rows of an embedding; None: it cannot.
     """
 
     shape: tuple[int, int]
@@ -68,6 +70,7 @@ class TernaryWeight:
     release: Callable[[], None] = lambda: None
     group: int | None = None
     rows: Callable[[int, int], TernaryData] | None = None
+    blocks: Callable[[], CodeBlocks] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,8 +98,7 @@ BLOCK_SIZES: Mapping[BlockType, tuple[int, int]] = {
 class BlockWeight:
     """A matrix of floats ``W[N, K]`` in blocks, as its file has it; K is a multiple of a block's columns.
 
-    ``load`` returns ``uint8[N, row_bytes]``, mapped if possible. An element is the f32 number that ggml's dequantiser
-    makes of it.
+    ``load`` returns ``uint8[N, row_bytes]``, mapped if possible. An element is the f32 of ggml's dequantiser.
     """
 
     shape: tuple[int, int]

@@ -14,7 +14,8 @@ from bitnet.core.gguf import GGUFFile, MetadataValue
 from bitnet.core.gguf.ternary import I2S_LAYOUTS, I2SLayout
 from bitnet.core.hal import BLOCK_TABLES, TERNARY_TABLES, TernaryWeight, Weight
 from bitnet.core.model.config import ModelConfig, read_config
-from bitnet.core.model.weights import bind_weights, block_tables, ternary_tables
+from bitnet.core.model.tables import block_tables, ternary_tables
+from bitnet.core.model.weights import bind_weights
 from bitnet.core.support import log
 from bitnet.core.support.foreign import label
 from bitnet.core.support.source import ByteSource

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import ctypes
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from bitnet.core.cpu.lowering import LoweredProgram
 from bitnet.core.cpu.memory import LINE, Arena, aligned
-from bitnet.core.hal import BlockWeight, DenseWeight
-from bitnet.core.hal.check import loaded_dense
 from bitnet.core.testing.guard import guarded
 
 
@@ -53,10 +52,7 @@ class GuardedProgram(LoweredProgram):
         self._arenas.append(arena)
         return arena
 
-    def _place(self, name: str, weight: DenseWeight | BlockWeight, address: int | None) -> int:
-        if address is not None:
-            return super()._place(name, weight, address)
-        array = loaded_dense(name, weight)
+    def _stay(self, array: npt.NDArray[Any]) -> int:
         copy = guarded(array.nbytes)
         copy[:] = array.reshape(-1).view(np.uint8)
         self._kept.append(copy)
