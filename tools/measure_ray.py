@@ -31,10 +31,14 @@ START_SECONDS = 300
 
 
 @contextmanager
-def server(arguments: Sequence[str], ready: str) -> Iterator[str]:
-    """Run `bitnet serve` with these arguments until the context ends; its value is the server's address."""
+def server(arguments: Sequence[str], ready: str, program: Sequence[str] = ("-m", "bitnet.core")) -> Iterator[str]:
+    """Run `bitnet serve` with these arguments until the context ends; its value is the server's address.
+
+    Args:
+        program: Arguments of Python that stand for `bitnet`.
+    """
     port = random.randrange(10_000, 20_000)  # below those that the system gives Ray's processes meanwhile
-    command = [sys.executable, "-m", "bitnet.core", "serve", "--port", str(port), *arguments]
+    command = [sys.executable, *program, "serve", "--port", str(port), *arguments]
     process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, start_new_session=True)
     try:
         assert process.stderr is not None

@@ -30,7 +30,7 @@ H200 = Speed(
     prompt_seconds=(4497e-6 - 530e-6) / 512,
     places=64,
     chunk=512,
-    blocks=40_000,
+    blocks=20_000,
 )
 TRACES: dict[str, tuple[Shape, float]] = {"agents": (AGENTS, 3.0), "chats": (CHATS, 5.0)}
 """The traces, and the conversations that begin each second on each replica."""

@@ -34,6 +34,53 @@ def test_one_replica_as_computed_by_hand() -> None:
     assert (found.cached, found.prompts, found.tokens) == (cached, 230, 8)
 
 
+def test_an_answer_is_cached_for_the_next_turn() -> None:
+    first = Turn(0.0, (0, 1), 2 * BLOCK, BLOCK + 1, answered=(2,))
+    talk = Conversation(0.0, 0, (first, turn(3 * BLOCK + 4, 1)))
+    found = simulate([talk], 1, SLOW, "prefix", random.Random(0))
+    assert found.cached == 3 * BLOCK
+    assert found.ttft[1] == pytest.approx(STEP + 4 * PROMPT)
+
+
+def test_a_common_prefix_is_computed_once() -> None:
+    """Of two prompts that come together, the second waits for two chunks of the first, and has 12 tokens of its own."""
+    talks = [Conversation(0.0, i, (turn(tokens, 1),)) for i, tokens in enumerate((130, 140))]
+    found = simulate(talks, 1, SLOW, "random", random.Random(0))
+    assert found.ttft == pytest.approx([3 * STEP + (128 + 2 + 12) * PROMPT] * 2)
+
+
+def test_prompts_beside_decoding_get_a_quarter_of_a_step() -> None:
+    """Where 25 ms are fewer tokens than that. One sequence decodes, so a prompt of 40 tokens takes three steps."""
+    talks = [Conversation(0.0, 0, (turn(10, 50),)), Conversation(0.1, 1, (turn(40, 1, start=100),))]
+    found = simulate(talks, 1, SLOW, "random", random.Random(0))
+    steps = [STEP + count * PROMPT for count in (16, 16, 8)]
+    assert found.ttft[0] == pytest.approx(sum(steps))  # it comes at the end of a step
+
+
+def test_requests_take_time_to_reach_a_replica() -> None:
+    talks = [Conversation(0.0, 0, (turn(10, 1), turn(10, 1)))]
+    found = simulate(talks, 1, SLOW, "random", random.Random(0), delay=0.5)
+    assert found.ttft[0] == pytest.approx(0.5 + STEP + 10 * PROMPT)
+
+
+def test_real_replicas_get_the_prompts_of_the_trace() -> None:
+    """Blocks of tokens are equal where the trace says so, and nowhere else."""
+    pytest.importorskip("ray", reason="Ray is not installed (the group `ray`)")
+    from bitnet.core.engine.blocks import prefix_digests
+    from compare_simulation import SHAPE as LOCAL
+    from compare_simulation import prompts
+
+    digests: dict[int, bytes] = {}
+    for talk in conversations(LOCAL, 12, 1.0, random.Random()):
+        for one, prompt in zip(talk.turns, prompts(talk), strict=True):
+            assert len(prompt.content) == one.prompt
+            assert prompt.output_tokens == one.output
+            found = prefix_digests([*map(int, prompt.content)], BLOCK)
+            for block, digest in zip(one.blocks, found, strict=True):
+                assert digests.setdefault(block, digest) == digest
+    assert len(set(digests.values())) == len(digests)
+
+
 def test_more_requests_than_places_wait() -> None:
     """Six requests of one token's prompt and ten tokens on four places: the last two begin when the first four end."""
     talks = [Conversation(0.0, i, (Turn(0.0, (), 1, 10),)) for i in range(6)]
@@ -64,7 +111,8 @@ def test_prefixes_are_found_by_those_who_look() -> None:
 
 def test_a_full_cache_evicts() -> None:
     small = Speed(sequences=(1,), seconds=(STEP,), prompt_seconds=PROMPT, places=1, chunk=64, blocks=4)
-    talk = Conversation(0.0, 0, (turn(64, 1), turn(64, 1, start=100), turn(64, 1)))
+    prompt = 4 * BLOCK
+    talk = Conversation(0.0, 0, (turn(prompt, 1), turn(prompt, 1, start=100), turn(prompt, 1)))
     found = simulate([talk], 1, small, "prefix", random.Random(0))
     assert found.cached == 0
 

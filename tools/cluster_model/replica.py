@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import math
 from collections import OrderedDict, deque
-from collections.abc import Generator
+from collections.abc import Generator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import simpy
 
+from bitnet.core.engine.common_prefix import MIN_SHARED
+from bitnet.core.engine.pacing import PROMPT_SECONDS
+from bitnet.core.engine.scheduler import shares
 from bitnet.server.ray.scaling import Use
 from bitnet.server.ray.scoring import matched_tokens
 from bitnet.server.ray.summary import Change
@@ -25,7 +28,7 @@ class Speed:
         sequences, seconds: Measured seconds of a step of so many sequences; between them, times are interpolated.
         prompt_seconds: Seconds that each token of a prompt adds to a step.
         places: Maximum sequences of a step.
-        chunk: Maximum tokens of prompts of a step.
+        chunk: Maximum tokens of a step.
         blocks: Blocks of the KV cache.
     """
 
@@ -40,6 +43,15 @@ class Speed:
         """Seconds of a step."""
         return float(np.interp(sequences, self.sequences, self.seconds)) + prompt * self.prompt_seconds
 
+    def prompts(self, decoding: int, rate: float) -> int:
+        """Maximum tokens of prompts in a step, beside so many sequences that decode.
+
+        Args:
+            rate: Tokens a second of the last large step.
+        """
+        beside = max(self.chunk // 4, int(PROMPT_SECONDS * rate)) if decoding else self.chunk
+        return min(self.chunk - decoding, beside)
+
 
 @dataclass(slots=True, eq=False)
 class Job:
@@ -49,6 +61,7 @@ class Job:
         uncached: Tokens of the prompt that are still to be computed.
         left: Tokens that are still to be generated.
         done: Succeeds when the answer is complete, and fails with :class:`Lost` if its replica is.
+        leader: What it waits for: a job, and the tokens of a common prefix that this one computes.
     """
 
     turn: Turn
@@ -58,6 +71,12 @@ class Job:
     uncached: int = 0
     left: int = 0
     first: float | None = None
+    leader: tuple[Job, int] | None = None
+
+    @property
+    def computed(self) -> int:
+        """Tokens of the prompt that are in the cache, once the job runs."""
+        return self.turn.prompt - self.uncached
 
 
 class Lost(Exception):
@@ -80,6 +99,7 @@ class Replica:
         self._running: list[Job] = []
         self._work = environment.event()
         self._lost = False
+        self._rate = 0.0
         environment.process(self._run())
 
     @property
@@ -124,16 +144,16 @@ class Replica:
             if not self._running and not self._waiting:
                 self._work = self._environment.event()
                 yield self._work
-            while self._waiting and len(self._running) < self._speed.places:
-                self._running.append(self._admitted(self._waiting.popleft()))
-            prompts, budget = [], self._speed.chunk
-            for job in self._running:
-                if job.uncached and budget:
-                    taken = min(job.uncached, budget)
-                    prompts.append((job, taken))
-                    budget -= taken
+            self._admit()
             decoding = [job for job in self._running if not job.uncached]
-            seconds = self._speed.step(len(self._running), self._speed.chunk - budget)
+            computing = [job for job in self._running if job.uncached]
+            budget = self._speed.prompts(len(decoding), self._rate)
+            given = shares([job.uncached for job in computing], budget)
+            prompts = [(job, count) for job, count in zip(computing, given, strict=True) if count]
+            sequences, taken = len(decoding) + len(prompts), sum(count for _, count in prompts)
+            seconds = self._speed.step(sequences, taken)
+            if prompts and len(decoding) + taken >= self._speed.chunk // 4:
+                self._rate = (len(decoding) + taken) / seconds
             steps = 1
             if prompts or self._waiting:
                 yield self._environment.timeout(seconds)
@@ -150,6 +170,33 @@ class Replica:
         yield self._environment.timeout(max(0.0, began + steps * seconds - self._environment.now))
         return steps
 
+    def _admit(self) -> None:
+        """Take requests in. Those whose beginning another one computes wait, and keep their places."""
+        following: list[Job] = []
+        while self._waiting and len(self._running) + len(following) < self._speed.places:
+            job = self._waiting.popleft()
+            if self._follows(job):
+                following.append(job)
+            else:
+                self._running.append(self._admitted(job))
+        self._waiting.extendleft(reversed(following))
+
+    def _follows(self, job: Job) -> bool:
+        if job.leader is not None and job.leader[0].computed < job.leader[1]:
+            return True
+        blocks, job.leader = job.turn.blocks[: (job.turn.prompt - 1) // BLOCK], None
+        cached = matched_tokens(blocks, self._cache, BLOCK)
+        longest = cached + MIN_SHARED - 1
+        for other in self._running:
+            length = cached
+            for one, its in zip(blocks[cached // BLOCK :], other.turn.blocks[cached // BLOCK :], strict=False):
+                if one != its:
+                    break
+                length += BLOCK
+            if length > longest and other.computed < length:
+                job.leader, longest = (other, length), length
+        return job.leader is not None
+
     def _admitted(self, job: Job) -> Job:
         """Take a request in; at least a prompt's last token is computed."""
         job.cached = min(job.turn.prompt - 1, matched_tokens(job.turn.blocks, self._cache, BLOCK))
@@ -160,20 +207,22 @@ class Replica:
 
     def _finish(self, decoding: list[Job], prompts: list[tuple[Job, int]], steps: int) -> None:
         for job, taken in prompts:
+            before = job.computed
             job.uncached -= taken
+            self._keep(job.turn.blocks[before // BLOCK : job.computed // BLOCK])
             if not job.uncached:
                 job.first = self._environment.now
-                self._keep(job)
                 decoding.append(job)
         for job in decoding:
             job.left -= steps
             if job.left == 0:
                 self._running.remove(job)
+                self._keep(job.turn.answered)
                 job.done.succeed()
 
-    def _keep(self, job: Job) -> None:
-        """Keep a prompt's blocks, the least recently used ones of others being evicted."""
-        for block in job.turn.blocks:
+    def _keep(self, blocks: Sequence[int]) -> None:
+        """Keep blocks, the least recently used ones being evicted."""
+        for block in blocks:
             if block not in self._cache:
                 self._changed.add(block)
             self._cache[block] = None

@@ -75,6 +75,7 @@ def simulate(
     rng: random.Random,
     *,
     limit: float = 1.0,
+    delay: float = 0.0,
     failure: Failure | None = None,
     scale: Scale | None = None,
 ) -> Outcome:
@@ -83,9 +84,10 @@ def simulate(
     Args:
         replicas: Number of replicas, at first if ``scale`` is given.
         limit: Seconds to the first token within which an answer is good.
+        delay: Seconds that a request takes to reach its replica.
     """
     environment = simpy.Environment()
-    cluster = _Cluster(environment, replicas, speed, way, rng)
+    cluster = _Cluster(environment, replicas, speed, way, rng, delay)
     ends = [environment.process(cluster.talk(one)) for one in conversations]
     if failure is not None:
         environment.process(cluster.fail(failure))
@@ -97,9 +99,9 @@ def simulate(
 
 class _Cluster:
     def __init__(
-        self, environment: simpy.Environment, replicas: int, speed: Speed, way: str, rng: random.Random
+        self, environment: simpy.Environment, replicas: int, speed: Speed, way: str, rng: random.Random, delay: float
     ) -> None:
-        self._environment, self._speed = environment, speed
+        self._environment, self._speed, self._delay = environment, speed, delay
         self._mirror = Mirror(lambda: environment.now)
         self._router = Router(way, speed, rng, self._mirror, lambda: environment.now)
         self._pool: list[Replica] = []
@@ -149,6 +151,8 @@ class _Cluster:
                 replica = self._router.choose(self._pool, asked)
                 dispatch.begin(asked.id, replica.name, asked.work)
                 job = Job(turn, sent, self._environment.event())
+                if self._delay:
+                    yield self._environment.timeout(self._delay)
                 replica.send(job)
                 try:
                     yield job.done

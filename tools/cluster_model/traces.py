@@ -6,7 +6,9 @@ import random
 from collections.abc import Callable
 from dataclasses import dataclass
 
-BLOCK = 16
+from bitnet.core.model.program import BLOCK_SIZE
+
+BLOCK = BLOCK_SIZE
 """Tokens of a KV block."""
 
 
@@ -18,12 +20,14 @@ class Turn:
         pause: Seconds since the previous turn's answer.
         blocks: Hashes of the prompt's full KV blocks, in order.
         prompt, output: Tokens of the prompt, and of the answer.
+        answered: Hashes of the blocks that the answer fills, which follow those of the prompt.
     """
 
     pause: float
     blocks: tuple[int, ...]
     prompt: int
     output: int
+    answered: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,11 +37,13 @@ class Conversation:
     Attributes:
         start: Seconds at which the first turn is sent.
         key: What a router that reads no prompt would know it by.
+        sort: Which instructions it begins with.
     """
 
     start: float
     key: int
     turns: tuple[Turn, ...]
+    sort: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +75,7 @@ def conversations(shape: Shape, count: int, rate: float, rng: random.Random) -> 
     for number in range(count):
         start += rng.expovariate(rate)
         (sort,) = rng.choices(range(shape.sorts), weights)
-        found.append(Conversation(start, number, _turns(shape, sort, number, rng)))
+        found.append(Conversation(start, number, _turns(shape, sort, number, rng), sort))
     return found
 
 
@@ -83,7 +89,9 @@ def _turns(shape: Shape, sort: int, number: int, rng: random.Random) -> tuple[Tu
         total += length(shape.question)
         output = length(shape.answer)
         pause = rng.expovariate(1 / shape.pause) if turn else 0.0
-        turns.append(Turn(pause, tuple(hashed(i) for i in range(total // BLOCK)), total, output))
+        blocks = tuple(hashed(i) for i in range((total + output - 1) // BLOCK))  # the last token is not in the cache
+        full = total // BLOCK
+        turns.append(Turn(pause, blocks[:full], total, output, blocks[full:]))
         total += output
     return tuple(turns)
 
@@ -91,6 +99,6 @@ def _turns(shape: Shape, sort: int, number: int, rng: random.Random) -> tuple[Tu
 def _hashes(shape: Shape, sort: int, number: int) -> Callable[[int], int]:
     def hashed(index: int) -> int:
         own = (index + 1) * BLOCK > shape.shared
-        return hash((number, index)) if own else hash((-1 - sort, index))
+        return hash((number, index)) if own else hash((sort, index, 0))
 
     return hashed
