@@ -139,7 +139,7 @@ def test_a_batch_is_not_begun(cluster: Cluster, tmp_path: Path) -> None:
 def test_a_server_goes_on(
     cluster: Cluster, served: Callable[..., AbstractContextManager[Served]], demo_model: Model
 ) -> None:
-    """But for requests so large that Ray stores them, whose error is clear."""
+    """But for requests so large that Ray stores them, whose error is clear. Answers may be of any length."""
     question: dict[str, Any] = {"prompt": "Once upon a time", "max_tokens": 12, "temperature": 0}
     want = demo_model.generate(question["prompt"], max_tokens=12, temperature=0).text
     with served(cluster.environment, "--address", cluster.node.address) as server, cluster.filled():
@@ -154,6 +154,11 @@ def test_a_server_goes_on(
         assert answer.status_code == 200, answer.text
         assert len(answer.content) > 200_000
         assert [len(one["logprobs"]["tokens"]) for one in answer.json()["choices"]] == [150] * 8
+        longest = {"prompt": "word " * 900, "max_tokens": 1, "n": 24, "logprobs": 20, "echo": True}
+        answer = server.client.post("/v1/completions", json=longest, timeout=500)
+        assert answer.status_code == 200, answer.text
+        assert len(answer.content) > 11_000_000
+        assert len(answer.json()["choices"]) == 24
 
 
 def test_a_batch_keeps_the_answers_it_has(cluster: Cluster, tmp_path: Path) -> None:

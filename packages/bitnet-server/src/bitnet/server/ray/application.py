@@ -36,9 +36,10 @@ ONE_LOOP = {
     "RAY_SERVE_RUN_ROUTER_IN_SEPARATE_LOOP": "0",
 }
 """Environment of ingress and engines: Serve's work and ours share an event loop, so no chunk waits for a thread."""
-INLINE = {"RAY_max_direct_call_object_size": str(10 << 20)}
-"""Environment of the ingress: answers of 100 kB to 10 MB go to Serve's proxy in a message, too, so that a full object
-store does not fail them."""
+MAX_INLINE_BYTES = 256 << 20
+INLINE = dict.fromkeys(("RAY_max_direct_call_object_size", "RAY_task_rpc_inlined_bytes_limit"), str(MAX_INLINE_BYTES))
+"""Environment of the ingress: answers of more than 100 kB go to Serve's proxy in a message, too, so that a full object
+store does not fail them. Ray's own maximum of a message is 512 MiB."""
 
 
 def build(arguments: dict[str, Any]) -> Application:
