@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import base64
+import subprocess
+import sys
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -58,6 +61,13 @@ def test_langchain(demo: Any, vectors: Any) -> None:
     )
     np.testing.assert_allclose(np.array(embeddings.embed_documents(TEXTS)), vectors, rtol=0, atol=1e-7)
     np.testing.assert_allclose(np.array(embeddings.embed_query(TEXTS[1])), vectors[1], rtol=0, atol=1e-7)
+
+
+def test_langchains_page(demo_model: Any, running: Any, shown: Callable[[str, str], str]) -> None:
+    with running(demo_model, api_keys=("KEY",), names=("model",)) as server:
+        code = shown("langchain-embeddings", server.url)
+        done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=300, check=False)
+    assert (done.returncode, done.stdout) == (0, "It rains.\n"), done.stderr
 
 
 @pytest.mark.parametrize("documents", [TEXTS, [{"text": text} for text in TEXTS]])
