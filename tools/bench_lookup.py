@@ -48,8 +48,8 @@ class NoText:
     def push(self, *tokens: int) -> str:
         return ""
 
-    def peek(self, *tokens: int) -> str:
-        return ""
+    def lacks(self, character: str, tokens: Sequence[int]) -> bool:
+        return True
 
     def flush(self) -> str:
         return ""

@@ -87,11 +87,8 @@ class ByteText:
     def push(self, *tokens: int) -> str:
         return self._decoder.decode(bytes(token for token in tokens if token < 256))
 
-    def peek(self, *tokens: int) -> str:
-        state = self._decoder.getstate()
-        text = self.push(*tokens)
-        self._decoder.setstate(state)
-        return text
+    def lacks(self, character: str, tokens: Sequence[int]) -> bool:
+        return character.isascii() and ord(character) not in tokens
 
     def flush(self) -> str:
         return self._decoder.decode(b"", True)

@@ -16,7 +16,7 @@ from bitnet.core.text.thinking import MARKS, Marks, Piece, Thinking, ThoughtRead
 from bitnet.core.text.tokenizer import StreamDecoder, Tokenizer
 from bitnet.core.text.vocabulary import TokenType, Vocabulary
 
-QWEN = Marks("<think>", "</think>")
+QWEN, KIMI = Marks("<think>", "</think>"), Marks("◁think▷", "◁/think▷")
 TEMPLATES = Path(__file__).parent / "templates"
 ASKED = [{"role": "user", "content": "Why?"}]
 
@@ -90,7 +90,8 @@ class Words:
     def push(self, *tokens: int) -> str:
         return "".join(self._words[token] for token in tokens)
 
-    peek = push
+    def lacks(self, character: str, tokens: Sequence[int]) -> bool:
+        return not any(character in self._words[token] for token in tokens)
 
     def flush(self) -> str:
         return ""
@@ -150,6 +151,58 @@ def test_tokens_are_read_together_as_they_are_one_by_one(kind: TokenType) -> Non
                 (single.tokens, single.inside, single.over, single.before)
             ), (tokens, thinking)
         assert (together.end(), together.before) == (single.end(), single.before)
+
+
+@pytest.mark.parametrize("marks", [QWEN, KIMI])
+@pytest.mark.parametrize("kind", [TokenType.CONTROL, TokenType.USER_DEFINED])
+def test_a_thought_ends_at_the_same_token_whether_or_not_its_text_is_decoded(marks: Marks, kind: TokenType) -> None:
+    seed = random.randrange(2**32)
+    print(f"seed {seed}")
+    chance = random.Random(seed)
+    tokenizer = bytes_tokenizer(kind, *marks)
+    hidden = {258: marks.start, 259: marks.end} if kind is TokenType.CONTROL else {}
+    skipped = 0
+    for _ in range(500):
+        thinking = Thinking(marks, True, (259,), 258, hidden)
+        tokens = chance.choices([258], k=chance.randrange(2))
+        for _ in range(chance.randrange(6)):
+            tokens += tokenizer.encode(any_text(marks, chance), add_special=False)
+            tokens += chance.choices([259, 256, *marks.end.encode(), 0x20, 0x61], k=chance.randrange(3))
+        skips, single = (ThoughtReader(thinking, StreamDecoder(tokenizer)) for _ in range(2))
+        left = [*tokens]
+        while left:
+            size = chance.randrange(1, 9)
+            some, left = left[:size], left[size:]
+            if skips.skip_thought(some):
+                skipped += 1
+            else:
+                skips.push(some)
+            for token in some:
+                single.push([token])
+            assert (skips.inside, skips.over) == (single.inside, single.over), (tokens, thinking)
+            assert not skips.inside or skips.tokens == single.tokens, (tokens, thinking)
+    assert skipped > 100
+
+
+def test_a_decoder_knows_which_characters_cannot_come() -> None:
+    seed = random.randrange(2**32)
+    print(f"seed {seed}")
+    chance = random.Random(seed)
+    tokenizer = bytes_tokenizer(TokenType.CONTROL, *KIMI)
+    lacked = 0
+    for _ in range(1000):
+        character = chance.choice("<[◁é😀")
+        decoder, written = StreamDecoder(tokenizer), b""
+        while len(written) < 40:
+            some = [chance.choice([0x61, 0x20, *"<[◁é😀".encode(), 258]) for _ in range(chance.randrange(1, 6))]
+            lacks = decoder.lacks(character, some)
+            before = written.decode(errors="replace").count(character)
+            written += bytes(token for token in some if token < 256)
+            decoder.push(*some)
+            lacked += lacks
+            # Decoded at once, a character that is not complete yet is U+FFFD.
+            assert not lacks or written.decode(errors="replace").count(character) == before, (written, some)
+    assert lacked > 1000
 
 
 def joined(pieces: Sequence[Piece]) -> Piece:

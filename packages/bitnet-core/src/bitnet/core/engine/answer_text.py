@@ -61,12 +61,13 @@ class AnswerText:
 
     def take(self) -> Piece:
         """The text since the last call."""
-        new, self._taken = _joined(self._pieces[self._taken :]), len(self._pieces)
-        return new
+        new, self._taken = self._pieces[self._taken :], len(self._pieces)
+        return new[0] if len(new) == 1 else _joined(new)
 
     def _add(self, tokens: Sequence[int]) -> None:
-        reasoning, text = Piece("", self._stream.push(*tokens)) if self._reader is None else self._reader.push(tokens)
-        self._pieces.append(Piece(reasoning, self._stopper.push(text) if self._stops else text))
+        split = self._reader is not None and not self._reader.in_answer
+        piece = self._reader.push(tokens) if split else Piece("", self._stream.push(*tokens))
+        self._pieces.append(Piece(piece.reasoning, self._stopper.push(piece.text)) if self._stops else piece)
 
 
 def _joined(pieces: Sequence[Piece]) -> Piece:

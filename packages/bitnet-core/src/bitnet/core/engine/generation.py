@@ -58,7 +58,7 @@ class Generation(TokenSequence):
         self._prompt = tuple(prompt)
         self._options, self._stop_tokens, self._constraint = options, stop_tokens, constraint
         self._text, self._thinking = AnswerText(text(), thinking, options.stop_strings), thinking
-        self._lazy = constraint if isinstance(constraint, LazyConstraint) else None
+        self._lazy = constraint if constraint is not None and isinstance(constraint, LazyConstraint) else None
         budget, constrained = options.reasoning_budget, constraint is not None and self._lazy is None
         self._thought = None
         if thinking is not None and (budget is not None or constraint is not None):
@@ -116,15 +116,16 @@ class Generation(TokenSequence):
     @property
     def _read_on_host(self) -> bool:
         asked = self._options.logprobs
-        reported = asked is None or asked <= self.placement.max_logprobs
-        constrained = self._constraint is not None and not (asked is None and self._constraint_waits)
-        forced = self._thought is not None and bool(self._thought.forced)
-        return constrained or forced or not reported or self._prompt_left > 0
+        if asked is not None and asked > self.placement.max_logprobs:  # the device cannot report them
+            return True
+        if self._constraint is not None and not (asked is None and self._constraint_waits):
+            return True
+        return (self._thought is not None and bool(self._thought.forced)) or self._prompt_left > 0
 
     @property
     def _constraint_waits(self) -> bool:
         """Whether the next token may be any: it belongs to a thought, or the constraint has not begun."""
-        return self._in_thought or (self._lazy is not None and self._lazy.waiting)
+        return (self._lazy is not None and self._lazy.waiting) or self._in_thought
 
     @property
     def _is_watched(self) -> bool:
@@ -142,7 +143,8 @@ class Generation(TokenSequence):
 
     @property
     def logprobs_wanted(self) -> int | None:
-        return None if self._read_on_host or self.needs_logits else self._options.logprobs
+        asked = self._options.logprobs
+        return None if asked is None or self.needs_logits else asked
 
     @property
     def needs_logits(self) -> bool:
@@ -232,7 +234,7 @@ class Generation(TokenSequence):
     ) -> None:
         now = self._clock() - self._submitted
         self.held, self.appended = False, 0
-        appends = self._appends
+        appends = self._thought is not None and self._appends
         if self._of_prompt is not None and self._of_prompt.left and logits is not None:
             logits = self._of_prompt.take(logits)
             if not len(logits):
@@ -271,9 +273,12 @@ class Generation(TokenSequence):
         self.tokens += new
         if self._thought is not None and not self.finished:
             if appends:
-                self._end_thought(self._thought, room - len(new), now)
+                if self._thought.forced:
+                    self._end_thought(self._thought, room - len(new), now)
             elif watched is None:
                 self._follow(self._thought, new)
+            if self._thought.over and not self._thought.forced:  # nothing depends on it any more
+                self._thought = None
         if drafted:
             self._drafted += drafted
             self._agreed += len(sampled) - 1
@@ -282,7 +287,7 @@ class Generation(TokenSequence):
                 self._agreed_predicted += len(sampled) - 1
 
     def _end_thought(self, thought: ThoughtControl, room: int, now: float) -> None:
-        """Add the end mark, if the thought has reached its budget."""
+        """Add the end mark of a thought that has reached its budget."""
         mark = thought.take_forced(room)
         if not mark:
             return
@@ -305,8 +310,9 @@ class Generation(TokenSequence):
 
     def _until_begun(self, lazy: LazyConstraint, tokens: list[int]) -> list[int]:
         """The tokens up to the one with which the constraint begins: those after it were chosen without it."""
-        thought, taken = self._thought, 0
-        end = next((i for i, token in enumerate(tokens) if token in self._stop_tokens), len(tokens))
+        thought, taken, end = self._thought, 0, len(tokens)
+        if not self._stop_tokens.isdisjoint(tokens):
+            end = next(i for i, token in enumerate(tokens) if token in self._stop_tokens)
         while thought is not None and not thought.over and taken < end:
             if self._in_thought:
                 taken += thought.accept_some(tokens[taken:end], thought_only=True)

@@ -53,14 +53,13 @@ class ThoughtControl:
         """Whether ``token``, as the first one, begins a thought."""
         return not self._begun and not self._reader.inside and token == self._thinking.start_token
 
-    def without_stop(self, tokens: Sequence[int], stop: frozenset[int]) -> list[int]:
+    def without_stop(self, tokens: list[int], stop: frozenset[int]) -> list[int]:
         """Tokens with an end mark begun in place of a stop token that comes within the thought, if a constrained answer
         must follow it."""
-        kept = list(tokens)
-        if self._constrained and self._reader.inside and not self.forced and kept and kept[-1] in stop:
-            self._end()
-            kept[-1] = self.forced.popleft()
-        return kept
+        if not (self._constrained and self._reader.inside and not self.forced and tokens and tokens[-1] in stop):
+            return tokens
+        self._end()
+        return [*tokens[:-1], self.forced.popleft()]
 
     def accept(self, tokens: Sequence[int]) -> None:
         """Take in tokens that were chosen.
@@ -84,7 +83,7 @@ class ThoughtControl:
             thought_only: Whether to end with the thought, too; the tokens begin within it.
         """
         some = tokens if self._ended else tokens[: max(0, self._budget - self._reader.tokens)]
-        if some and self._reader.push_thought(some) is not None:
+        if some and self._reader.skip_thought(some):
             self._begun = True
             self._check_budget()
             return len(some)

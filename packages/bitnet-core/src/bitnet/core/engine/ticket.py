@@ -89,15 +89,17 @@ class Ticket:
         try:
             while self._open:
                 self._worker.check_here()
-                # The future is stored before the queue is checked, so an update that arrives in between wakes it. The
-                # worker removes the future when it wakes it.
-                waiting = self._waiting = asyncio.get_running_loop().create_future()
                 ended = self._ended
-                with suppress(queue.Empty):
+                try:
                     return self._taken(self._updates.get_nowait())
-                if ended:
-                    return self._taken(self._last)
-                await waiting
+                except queue.Empty:
+                    if ended:
+                        return self._taken(self._last)
+                # The future is stored before the queue is looked at again, so an update that arrives in between wakes
+                # it. The worker removes the future when it wakes it.
+                waiting = self._waiting = asyncio.get_running_loop().create_future()
+                if self._updates.empty() and not self._ended:
+                    await waiting
         finally:
             self._awaited = False
         raise StopAsyncIteration

@@ -45,8 +45,8 @@ class _NoText:
     def push(self, *tokens: int) -> str:
         return ""
 
-    def peek(self, *tokens: int) -> str:
-        return ""
+    def lacks(self, character: str, tokens: Sequence[int]) -> bool:
+        return True
 
     def flush(self) -> str:
         return ""

@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum, auto
 from typing import TYPE_CHECKING, NamedTuple, Protocol
+from weakref import WeakKeyDictionary
 
 if TYPE_CHECKING:
     from bitnet.core.text.tokenizer import Tokenizer
@@ -65,8 +66,19 @@ class Thinking:
     hidden: Mapping[int, str] = field(hash=False)
 
 
+_KNOWN: WeakKeyDictionary[Tokenizer, dict[tuple[Marks, bool], Thinking]] = WeakKeyDictionary()
+"""What :func:`thinking_of` has found: it encodes the marks, which takes as long as to encode a chat."""
+
+
 def thinking_of(marks: Marks, tokenizer: Tokenizer, *, opened: bool) -> Thinking:
     """How thoughts between ``marks`` look in a tokenizer's tokens."""
+    known = _KNOWN.setdefault(tokenizer, {})
+    if (marks, opened) not in known:
+        known[marks, opened] = _thinking_of(marks, tokenizer, opened)
+    return known[marks, opened]
+
+
+def _thinking_of(marks: Marks, tokenizer: Tokenizer, opened: bool) -> Thinking:
     starts, ends = (tokenizer.encode(mark, add_special=False, parse_special=True) for mark in marks)
     pairs = ((ids, mark) for ids, mark in ((starts, marks.start), (ends, marks.end)) if len(ids) == 1)
     hidden = {ids[0]: mark for ids, mark in pairs if tokenizer.is_special(ids[0])}
@@ -126,10 +138,10 @@ class ThoughtSplitter:
         """Whether all further text is the answer's."""
         return self._state is _State.ANSWER
 
-    def goes_on(self, text: str) -> bool:
-        """Whether all further text is the thought's, and no end mark begins in it."""
-        first = self._marks.end[0]
-        return self._state is _State.THOUGHT and first not in self._held and first not in text
+    @property
+    def goes_on(self) -> bool:
+        """Whether all further text is the thought's as long as no end mark begins in it."""
+        return self._state is _State.THOUGHT and (not self._held or self._marks.end[0] not in self._held)
 
     def push(self, text: str) -> Piece:
         """What further text adds to the thought and to the answer."""
@@ -140,6 +152,16 @@ class ThoughtSplitter:
             return Piece()
         reasoning = self._thought() if self._state is _State.THOUGHT else ""
         return Piece(reasoning, self._answer() if self.over else "")
+
+    def push_thought(self, text: str) -> Piece:
+        """:meth:`push`, where :attr:`goes_on`, for text without the end mark's first character."""
+        held = self._held + text
+        self._held = held
+        if self._blank:
+            self._take(len(held) - len(held.lstrip()))
+        said = self._take(len(self._held.rstrip()))
+        self._blank = self._blank and not said
+        return Piece(said)
 
     def end(self) -> Piece:
         """What was held back. Call it after the last text."""
@@ -200,8 +222,8 @@ class TextStream(Protocol):
 
     def push(self, *tokens: int) -> str: ...
 
-    def peek(self, *tokens: int) -> str:
-        """What :meth:`push` would return. Changes nothing."""
+    def lacks(self, character: str, tokens: Sequence[int]) -> bool:
+        """Whether :meth:`push` would surely return no such character, and no token is named with one."""
         ...
 
     def flush(self) -> str: ...
@@ -217,7 +239,7 @@ class ThoughtReader:
 
     def __init__(self, thinking: Thinking, decoder: TextStream) -> None:
         self._splitter = ThoughtSplitter(thinking.marks, opened=thinking.opened)
-        self._hidden, self._decoder = thinking.hidden, decoder
+        self._hidden, self._decoder, self._first = thinking.hidden, decoder, thinking.marks.end[0]
         self._longest = max(map(len, thinking.marks))
         self._at = 0  # characters so far
         self._last: list[int] = []  # where the last tokens begin that were counted
@@ -235,6 +257,11 @@ class ThoughtReader:
         """Whether the thought has ended, or the answer has begun without one."""
         return self._splitter.over
 
+    @property
+    def in_answer(self) -> bool:
+        """Whether all further text is the answer's."""
+        return self._splitter.in_answer
+
     def push(self, tokens: Sequence[int]) -> Piece:
         """What further tokens add to the thought and to the answer."""
         if self._splitter.in_answer:
@@ -246,16 +273,37 @@ class ThoughtReader:
 
     def push_thought(self, tokens: Sequence[int]) -> Piece | None:
         """:meth:`push` at once, if all of the tokens' text is surely the thought's; else None, and nothing changes."""
-        if not self._splitter.inside or not self._hidden.keys().isdisjoint(tokens):
-            return None
-        if not self._splitter.goes_on(self._decoder.peek(*tokens)):
+        if not self._surely_thought(tokens):
             return None
         text = self._decoder.push(*tokens)
         self._at += len(text)
+        self._count(tokens)
+        return self._splitter.push_thought(text)
+
+    def skip_thought(self, tokens: Sequence[int]) -> bool:
+        """As :meth:`push_thought`, but without decoding them, so their text is lost; False if it would return None.
+
+        The bytes of a character of which others were skipped are read as U+FFFD. No mark is read otherwise for that, as
+        an end mark's first character begins in none of the tokens.
+        """
+        if not self._surely_thought(tokens):
+            return False
+        self._count(tokens)
+        return True
+
+    def _surely_thought(self, tokens: Sequence[int]) -> bool:
+        hidden = self._hidden
+        return (
+            self._splitter.goes_on
+            and not (hidden and not hidden.keys().isdisjoint(tokens))
+            and self._decoder.lacks(self._first, tokens)
+        )
+
+    def _count(self, tokens: Sequence[int]) -> None:
+        """Count tokens that are surely the thought's."""
         self._seen += len(tokens)
         self.tokens += len(tokens)
         self._last, self._textless = [], 0  # an end mark comes after all of them, and has text
-        return self._splitter.push(text)
 
     def end(self) -> Piece:
         """What was held back. Call it after the last token."""

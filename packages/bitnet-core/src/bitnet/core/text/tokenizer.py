@@ -97,6 +97,7 @@ class Tokenizer:
         self._ids = {self._tokens[i]: i for i in self._literal}
         self.control_tokens = tuple(sorted(filter(None, (self._tokens[i] for i in self._special))))
         self._pieces: tuple[dict[int, bytes], dict[int, bytes]] = {}, {}  # with and without special tokens
+        self._lacking: dict[str, set[int]] = {}  # by character, tokens in which it does not begin, as far as known
         self._split_all = Literals(self._ids)
         self._split_user = Literals(self._tokens[i] for i in self._literal - self._special)
         control = self._special - of_kind(TokenType.UNKNOWN)
@@ -223,13 +224,20 @@ class StreamDecoder:
             data, self._strip = data.removeprefix(b" "), False
         return self._utf8.decode(data)
 
-    def peek(self, *ids: int) -> str:
-        """What :meth:`push` would return. Changes nothing."""
-        strip, state = self._strip, self._utf8.getstate()
-        text = self.push(*ids)
-        self._strip = strip
-        self._utf8.setstate(state)
-        return text
+    def lacks(self, character: str, ids: Sequence[int]) -> bool:
+        """Whether further tokens surely add no such character, by their bytes alone. Changes nothing.
+
+        Raises:
+            InvalidInputError: There is no such token.
+        """
+        if not character.isascii() and self._utf8.getstate()[0]:  # its first bytes may have come already
+            return False
+        lacking = self._tokenizer._lacking.setdefault(character, set())
+        if lacking.issuperset(ids):
+            return True
+        first = character.encode()[:1]
+        lacking.update(id for id in ids if first not in self._tokenizer.token_bytes(id))
+        return lacking.issuperset(ids)
 
     def _piece(self, id: int) -> bytes:
         """The bytes of a token within a text, cached."""

@@ -41,6 +41,9 @@ def read_metadata(fields: Fields) -> Mapping[str, Any]:
     return found.values
 
 
+_TEXT_EVENT = b'%b[{"index":%d,"delta":%b,"logprobs":null,"finish_reason":null}]}\n\n'
+
+
 def event(value: Any) -> bytes:
     return b"data: " + to_json(value) + b"\n\n"
 
@@ -122,10 +125,17 @@ class Head:
     def event(self, suffix: str, choices: list[dict[str, Any]], more: Mapping[str, Any] = NOTHING) -> bytes:
         """An object of a stream as an event. Their common fields are serialised once, as there is an event for every
         step."""
+        rest = b"," + to_json(more)[1:-1] if more else b""
+        return self._begun(suffix) + to_json(choices) + rest + b"}\n\n"
+
+    def text_event(self, suffix: str, index: int, delta: bytes) -> bytes:
+        """As :meth:`event`, for a choice of a chat with nothing but a delta, which is JSON."""
+        return _TEXT_EVENT % (self._begun(suffix), index, delta)
+
+    def _begun(self, suffix: str) -> bytes:
         if not self._start:
             self._start = event(self.object(suffix)).removesuffix(b"}\n\n") + b',"choices":'
-        rest = b"," + to_json(more)[1:-1] if more else b""
-        return self._start + to_json(choices) + rest + b"}\n\n"
+        return self._start
 
     def extras(self, result: Result) -> dict[str, Any]:
         """Timings and requested receipts: one receipt, or a list if there are several continuations."""

@@ -30,6 +30,7 @@ from bitnet.server.forms.token_rules import TokenRules
 from bitnet.server.generation.job import SSE, Job, Result
 from bitnet.server.generation.sampling import MAX_CHOICES, sampling_options, token_limit
 from bitnet.server.models.service import Service
+from bitnet.server.request.call import to_json
 from bitnet.server.request.errors import RequestError, unsupported, wrong
 from bitnet.server.request.fields import Fields
 
@@ -115,6 +116,25 @@ class ChatAnswer:
         return ()
 
     def piece(self, index: int, chunk: Chunk) -> Iterable[bytes]:
+        first_or_last = index not in self._begun or chunk.finish_reason is not None
+        if first_or_last or self._ids or chunk.logprobs is not None or self._progress.wanted:
+            return self._piece(index, chunk)
+        return self._texts(index, chunk)
+
+    def _texts(self, index: int, chunk: Chunk) -> Iterable[bytes]:
+        """As :meth:`_piece`, for what most chunks are: texts, whose events are put together from bytes."""
+        if chunk.reasoning and self._thoughts:
+            text = to_json(chunk.reasoning)
+            yield self._head.text_event(".chunk", index, b'{"reasoning_content":%b,"reasoning":%b}' % (text, text))
+        if not chunk.text:
+            return
+        for said in (Text(chunk.text),) if self._tools is None else self._parsed(index, self._tools, chunk):
+            if isinstance(said, Text):
+                yield self._head.text_event(".chunk", index, b'{"content":%b}' % to_json(said.text))
+            else:
+                yield self._event(index, _delta(said))
+
+    def _piece(self, index: int, chunk: Chunk) -> Iterable[bytes]:
         if index not in self._begun:
             self._begun.add(index)
             ids = {"prompt_token_ids": self.prompt} if self._ids else {}

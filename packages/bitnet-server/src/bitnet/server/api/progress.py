@@ -28,6 +28,11 @@ class Progress:
         self._prompt_tokens = prompt_tokens
 
     @property
+    def wanted(self) -> bool:
+        """Whether events are to carry anything."""
+        return self._usage or self._timings
+
+    @property
     def usage(self) -> dict[str, Any]:
         """The usage so far, if events are to carry it."""
         if not self._usage:

@@ -150,6 +150,8 @@ class CallParser:
 
     def push(self, text: str) -> list[Event]:
         """The events for one more piece of the answer."""
+        if self._passes(text):
+            return [*self._said(text)]
         self._held += text
         self._fresh += len(text)
         return [*self._run()]
@@ -163,6 +165,11 @@ class CallParser:
             self._held = ""
             return [*self._said(rest)]
         return []
+
+    def _passes(self, text: str) -> bool:
+        """Whether no call can begin in a piece, which follows text."""
+        waits = self._tagged and not (self._held or self._ended or self._required)
+        return waits and self._open[0] not in text and self._state == self._between
 
     def _run(self) -> Iterator[Event]:
         while self._held:

@@ -10,12 +10,13 @@ import json
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import lru_cache, partial
 from typing import TYPE_CHECKING, Any
 
 from bitnet.core.errors import brief
 from bitnet.server.chat.call_forms import Tool, call_grammar, call_parser, lazy_form
 from bitnet.server.chat.tool_calls import CallParser
+from bitnet.server.forms.lazy import LazyForm
 from bitnet.server.forms.structured import Form, available
 from bitnet.server.request.bounded_json import parse_text
 from bitnet.server.request.errors import unsupported, wrong
@@ -28,6 +29,9 @@ MAX_TOOLS = 128
 MAX_NAME = 128
 CHOICES = ("none", "auto", "required", "any")
 """Words of ``tool_choice``; ``any`` is another name of ``required``."""
+
+KNOWN_FORMS, KNOWN_LENGTH = 32, 100_000
+"""Number of forms of calls that are kept, and the characters of the tools' schemas up to which they are."""
 
 INPUT = "input"
 """The argument by which the model writes the text for a custom tool."""
@@ -77,13 +81,30 @@ class Tools:
         allowed = [tool for tool in self.known if tool.name in self.names]
         strict = [tool for tool in allowed if tool.strict]
         if not self.required and not strict and answer is None:
-            lazy = partial(lazy_form, allowed, template, parallel=self.parallel)
+            lazy = partial(_lazy_form, allowed, template, self.parallel)
             return ("lazy", lazy, "tools") if available() else None
         if not available():
             field = f"{strict[0].field}.strict" if strict and not self.required else "tool_choice"
             raise unsupported(field, 'the server lacks llguidance (pip install "bitnet-server[structured]").')
         make = partial(call_grammar, allowed, template, answer, required=self.required, parallel=self.parallel)
         return "tools", make, "tools"
+
+
+def _lazy_form(tools: Sequence[Tool], template: ChatTemplate | None, parallel: bool) -> LazyForm:
+    """As :func:`~bitnet.server.chat.call_forms.lazy_form`; agents send the same tools with every request."""
+    try:
+        written = json.dumps([(tool.name, tool.parameters) for tool in tools])
+    except RecursionError:
+        return lazy_form(tools, template, parallel=parallel)
+    if len(written) > KNOWN_LENGTH:
+        return lazy_form(tools, template, parallel=parallel)
+    return _known_form(written, template, parallel)
+
+
+@lru_cache(maxsize=KNOWN_FORMS)
+def _known_form(written: str, template: ChatTemplate | None, parallel: bool) -> LazyForm:
+    tools = [Tool(name, "", parameters, False, "") for name, parameters in json.loads(written)]
+    return lazy_form(tools, template, parallel=parallel)
 
 
 def function_call(fields: Fields, id: str | None, arguments: str = "arguments") -> dict[str, Any]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from bisect import bisect_left
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 
@@ -59,13 +59,19 @@ class LazyForm:
 
 
 class LazyMatchers:
-    """Makes the constraints of a request, each for one continuation."""
+    """Makes the constraints of a request, each for one continuation.
 
-    def __init__(self, matchers: Matchers, form: LazyForm, tokenizer: Tokenizer) -> None:
+    Args:
+        form: The form, or what makes it when the first constraint is made.
+    """
+
+    def __init__(self, matchers: Matchers, form: LazyForm | Callable[[], LazyForm], tokenizer: Tokenizer) -> None:
         self._matchers, self._form, self._tokenizer = matchers, form, tokenizer
         self._made: list[LazyMatcher] = []
 
     def __call__(self) -> LazyMatcher:
+        if not isinstance(self._form, LazyForm):
+            self._form = self._form()
         self._made.append(LazyMatcher(self._matchers, self._form, self._tokenizer))
         return self._made[-1]
 
@@ -88,11 +94,6 @@ class LazyMatcher:
 
     def __init__(self, matchers: Matchers, form: LazyForm, tokenizer: Tokenizer) -> None:
         self._matchers, self._form, self._tokenizer = matchers, form, tokenizer
-        size = tokenizer.vocab_size
-        self._all = np.packbits(np.ones(size, np.uint8), bitorder="little").tobytes()
-        ordinary = np.ones(size, np.uint8)
-        ordinary[sorted(tokenizer.eos_ids)] = 0
-        self._ordinary = np.packbits(ordinary, bitorder="little")
         self._left = list(form.grammars)
         self._compiled: Future[None] | None = None
         self._matcher: Matcher | None = None
@@ -101,18 +102,23 @@ class LazyMatcher:
     def _restart(self) -> None:
         """Wait for the next call."""
         self.waiting = self.watching = True
+        self._forget_all()
+        self._at = 0  # where the call begins, in characters
+        self._undecided = False  # whether the mark is not complete
+
+    def _forget_all(self) -> None:
+        """Go on as if nothing had come, which is so for the next mark."""
         self._decoder = StreamDecoder(self._tokenizer)
         self._text, self._tokens = "", list[int]()
         self._ends = list[int]()  # characters up to each token
-        self._at = 0  # where the call begins, in characters
-        self._undecided = False  # whether the mark is not complete
 
     def watch(self, tokens: Sequence[int]) -> int:
         if not self.watching:
             return len(tokens)
-        if (mark := self._form.mark) and mark[0] not in self._text[1 - len(mark) :] + self._decoder.peek(*tokens):
-            self._decoder.push(*tokens)  # no mark has begun
-            self._text, self._tokens, self._ends = "", [], []
+        mark = self._form.mark
+        if mark and self._decoder.lacks(mark[0], tokens) and mark[0] not in self._text[1 - len(mark) :]:
+            if self._tokens:  # no mark has begun
+                self._forget_all()
             return len(tokens)
         for count, token in enumerate(tokens, 1):
             self._look(token)
@@ -180,19 +186,20 @@ class LazyMatcher:
         if self._matcher is None and not self.waiting and not self._opened():
             return None
         if self._matcher is None:
-            return self._all
+            return self._matchers.every
         try:
             mask = self._matcher.allowed()
         except FormError:
             self._give_up()
-            return self._all
+            return self._matchers.every
         if mask is None:
             return None
-        bits = np.frombuffer(mask, np.uint8)[: len(self._ordinary)]
-        if self._form.mark and not (bits & self._ordinary[: len(bits)]).any():  # the call has ended
+        ordinary = self._matchers.ordinary
+        bits = np.frombuffer(mask, np.uint8)[: len(ordinary)]
+        if self._form.mark and not (bits & ordinary[: len(bits)]).any():  # the call has ended
             self._drop_matcher()
             self._restart()
-            return self._all
+            return self._matchers.every
         return mask
 
     def _opened(self) -> bool:

@@ -13,9 +13,12 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
-from functools import partial
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Literal
+
+import numpy as np
+import numpy.typing as npt
 
 from bitnet.core.support.helper import Helper, HelperEnded, Limits, Program
 from bitnet.core.text.tokenizer import Tokenizer
@@ -134,6 +137,18 @@ class Matchers:
         self._trials = ThreadPoolExecutor(HELPERS - 1, thread_name_prefix="bitnet-forms")
         self._known: OrderedDict[bytes, Future[None]] = OrderedDict()
         self.numbers = itertools.count(1)
+
+    @cached_property
+    def every(self) -> bytes:
+        """The mask that allows every token."""
+        return np.packbits(np.ones(self._tokenizer.vocab_size, np.uint8), bitorder="little").tobytes()
+
+    @cached_property
+    def ordinary(self) -> npt.NDArray[np.uint8]:
+        """The mask that allows every token but those that end an answer."""
+        found = np.ones(self._tokenizer.vocab_size, np.uint8)
+        found[sorted(self._tokenizer.eos_ids)] = 0
+        return np.packbits(found, bitorder="little")
 
     def compile(self, source: FormSource) -> Future[None]:
         """Find out whether a form can be compiled; the same form is compiled once. Its error is a FormError."""

@@ -17,7 +17,7 @@ from typing import Any, Protocol, TypeVar
 from bitnet.core.errors import brief
 from bitnet.core.text.tokenizer import Tokenizer
 from bitnet.server.forms.gbnf import GrammarError, to_lark
-from bitnet.server.forms.lazy import LazyForm, LazyMatchers
+from bitnet.server.forms.lazy import LazyMatchers
 from bitnet.server.forms.matchers import FormError, FormSource, Matcher, Matchers
 from bitnet.server.forms.schema import SchemaError, bounded, prepared
 from bitnet.server.request.bounded_json import parse_text
@@ -57,9 +57,8 @@ class Compiler:
                 a limit.
         """
         field = form[2]
-        if form[0] == "lazy":  # it is compiled when a call begins
-            lazy = form[1] if isinstance(form[1], LazyForm) else await in_thread(form[1])
-            return LazyMatchers(self._matchers, lazy, self._tokenizer)
+        if form[0] == "lazy":  # it is made with the first constraint, and compiled when a call begins
+            return LazyMatchers(self._matchers, form[1], self._tokenizer)
         source = await in_thread(lambda: _source(form))
         try:  # other requests may wait for the same form
             await asyncio.shield(asyncio.wrap_future(self._matchers.compile(source)))
