@@ -1,4 +1,5 @@
-"""Defects of the kernels for mixtures of experts and windows, which the conformance suite must catch."""
+"""Defects of the kernels for recurrent layers, transforms, mixtures of experts and windows, which the conformance suite
+must catch."""
 
 from __future__ import annotations
 
@@ -17,7 +18,7 @@ TILES, ONE_TILE = "test_products_of_experts_on and 1030", "test_products_of_expe
 NARROW, MANY = "test_window and 37", "test_windows_of_many and 300"
 UP = "-at_most(-at_most(u, limit), limit)"
 LAST, GONE = "min(count - begin, TILE);", " || behind_window(p, position + 1)"
-MUTANTS = (
+EXPERTS = (
     Mutant("a tie takes the higher expert", "max(first, ~(unsigned)(i", "max(first, (unsigned)(i", TIES),
     Mutant("an expert is taken twice", "== expert) keys[i] = 0;", "== expert) keys[i] = keys[i];", ROUTE),
     Mutant("shares that do not add up to one", "shares[(size_t)m * top + j] /= total;", "total += 0.0f;", ROUTE),
@@ -47,9 +48,51 @@ MUTANTS = (
     ),
 )
 
+CONV, RULE, GATES, GATED = "causal_conv", "test_delta_rule", "test_delta_gates", "test_gated_quant"
+CHUNKS, TAIL = "test_delta_rule and most150", "test_delta_rule and most80"
+NORM, ROWS = "test_norm_quant_of_a_transform", "test_norm_rows_of_a_transform"
+KEYS = "test_attention_to_keys_with_a_rotated_part and f16"
+WHOLE, PAIRS = "test_a_hybrid_model and not numpy", "test_rope_of_a_part"
+WAIT, INNER = "\n        __syncthreads();", "half *= 2) {\n        __syncthreads();"
+STRENGTHS = "strengths[t] = gate[HEADS + h];\n        }"
+PARTS = "parts[2][warp] = strength;\n    }\n    __syncthreads();"
+LARGEST = "make_float2(sum, largest);\n    __syncthreads();"
+RING = "copies_wait<STAGES - 1>();"
+RECURRENT = (
+    Mutant("conv: an early tail", "end - TAPS + 1); token < end;", "end - TAPS + 1); token < end - 1;", CONV),
+    Mutant("conv: the first entry's state", "((size_t)from * (TAPS - 1) + j)", "((size_t)j)", CONV),
+    Mutant("rule: the first entry's state", "(((size_t)entry * HEADS + h) * D_V", "((size_t)h * D_V", RULE),
+    Mutant("the state that it writes", "STEP_DONE(step) ? to", "true ? to", RULE),
+    Mutant("the state that it read first", "STEP_DONE(step) ? to", "false ? to", WHOLE),
+    Mutant("rule: a batch's last token", "int count = min(BATCH, end", "int count = min(BATCH - 1, end", "most70"),
+    Mutant("rule: the first head's strength", STRENGTHS, STRENGTHS.replace(" + h", ""), RULE),
+    Mutant("rule: tokens that nobody waits for", STRENGTHS + WAIT, STRENGTHS, RULE),
+    Mutant("rule: no product of q and k", "decay * sums[0] + products[t] * d", "decay * sums[0]", RULE),
+    Mutant("chunks: a tail of zeros", "token(i, e) < count && has", "token(i, e) < count - 1 && has", TAIL),
+    Mutant("chunks: tokens that nobody waits for", RING + WAIT, "", CHUNKS),
+    Mutant("chunks: changes that do not decay", "values[n][e] *= factor[2 * CHUNK + token(n, e)];", "", CHUNKS),
+    Mutant("chunks: a state that does not decay", "held[k + i][e] * decay +", "held[k + i][e] +", CHUNKS),
+    Mutant("chunks: the first head's strengths", "* 2 * HEADS + HEADS] : 0.0f", "* 2 * HEADS] : 0.0f", CHUNKS),
+    Mutant(
+        "gates: another token's", "(const float4 *)(x + (size_t)m * width), *gain", "(const float4 *)x, *gain", GATES
+    ),
+    Mutant("gates: another head's", "(alpha + (size_t)h * width)", "(alpha)", GATES),
+    Mutant("gates: sums that nobody waits for", PARTS, PARTS[: PARTS.rindex("\n")], GATES),
+    Mutant("transform: pairs that nobody waits for", INNER, "half *= 2) {", ROWS),
+    Mutant("transform: signs of the first block", "signs + blockIdx.x * BLOCK;", "signs;", f"{ROWS} and block32"),
+    Mutant("transform: the first vector's signs", "(signs, index(i), DIM)", "(signs, threadIdx.x % 8, DIM)", NORM),
+    Mutant("quantisation: a greatest that nobody waits for", LARGEST, "make_float2(sum, largest);", NORM),
+    Mutant(
+        "quantisation: a row's last vector", "if (index(i) < DIM / 4) ((int", "if (index(i) < DIM / 4 - 1) ((int", NORM
+    ),
+    Mutant("heads that stay tiled", "return UNTILE ? place % turns", "return 0 ? place % turns", GATED),
+    Mutant("rotation: of the whole head", "if (!value && i < 2 * PAIRS) {", "if (!value) {", KEYS),
+    Mutant("rotation: pairs too far apart", "(second ? i - PAIRS : i + PAIRS)", "(DIM - 1 - i)", PAIRS),
+)
+
 
 @pytest.mark.nightly
-@pytest.mark.parametrize("mutant", MUTANTS, ids=lambda mutant: mutant.defect.replace(" ", "-"))
+@pytest.mark.parametrize("mutant", [*RECURRENT, *EXPERTS], ids=lambda mutant: mutant.defect.replace(" ", "-"))
 def test_a_defect_is_caught(mutant: Mutant, tmp_path: Path, require_device: Callable[[str, str | None], None]) -> None:
     found = BACKEND.probe()
     require_device("cuda:0", None if found.devices else found.reason or "there is no CUDA device")

@@ -1,0 +1,62 @@
+"""Defects of the kernels for recurrent layers and transforms, which the conformance suite must catch on the test
+library (``objc_on_cpu``)."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+
+from bitnet.core.testing.mutant import UNUSED, Mutant
+
+HERE = Path(__file__).resolve().parent
+SUITE = HERE / "test_conformance_metal.py"
+FAULTS = 3
+"""Status of a process in which the library has found faults of kernels, such as an access outside of a buffer."""
+CONV, RULE, GATES, GATED = "causal_conv", "test_delta_rule", "test_delta_gates", "test_gated_quant"
+NORM, GLU = "test_norm_quant_of_a_transform", "test_glu_norm_quant_of_a_transform"
+BLOCKS = f"{NORM} and m2-blocks3-block32"
+WHOLE, PAIRS = "test_a_hybrid_model and not numpy", "test_rope_of_a_part"
+KEYS = "test_attention_to_keys_with_a_rotated_part and f16"
+NEXT = "\n        GROUP_BARRIER;"
+INNER = "\n            GROUP_BARRIER;"
+KEYED = "if (column == 0) norms[part] = squares;"
+FIRST = "step[state_to + seq]) * HEADS"
+HEADS = "NORM && i < HEAD; i += WG"
+SQUARES = "squares += dot(x[row + ulong(k)], x[row + ulong(k)]);"
+MUTANTS = (
+    Mutant("conv: an early tail", "int row = tokens - TAPS + 1 + r;", "int row = tokens - TAPS + r;", CONV),
+    Mutant("conv: no tail of a short step", "before[ulong(TAPS - 1 + row)", "before[ulong(TAPS - 2)", CONV),
+    Mutant("conv: a column too many", "STEP_TOKENS(step) || c >= channels", "STEP_TOKENS(step)", CONV),
+    Mutant("rule: the first sequence's state", FIRST, FIRST.replace(" + seq", ""), RULE),
+    Mutant("rule: columns past the last", "bool inside = c < D_V;", "bool inside = true;", RULE),
+    Mutant("rule: rows past the last", "k[i] = row < D_K ? keys[row] : 0.0f;", "k[i] = keys[row];", RULE),
+    Mutant("rule: sums that nobody waits for", KEYED + NEXT, KEYED, RULE),
+    Mutant("rule: results that nobody waits for", f"[column] = sum;{NEXT}\n        if", "[column] = sum; if", RULE),
+    Mutant("gates: another token's", "ulong row = ulong(m) * ulong(dim / 4), own", "ulong row = 0, own", GATES),
+    Mutant("gates: another head's", "dot(y, alpha[own + ulong(k)])", "dot(y, alpha[ulong(k)])", GATES),
+    Mutant("transform: pairs that nobody waits for", f"stride *= 2) {{{INNER}", "stride *= 2) {", BLOCKS),
+    Mutant("transform: signs of the first block", "signs[from_sign + from + i]", "signs[from + i]", BLOCKS),
+    Mutant("heads that stay tiled", "int to = UNTILE ? h", "int to = 0 ? h", GATED),
+    Mutant("heads: their last element", HEADS, HEADS.replace("HEAD;", "HEAD - 1;"), GATED),
+    Mutant("gate and up: another token's", "gate_up + ulong(m) * 2 *", "gate_up + ulong(m) *", GLU),
+    Mutant("norm: a row's first columns", SQUARES, f"if (k > 0) {SQUARES}", NORM),
+)
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("mutant", MUTANTS, ids=lambda mutant: mutant.defect.replace(" ", "-"))
+def test_a_defect_is_caught(mutant: Mutant, tmp_path: Path, require_device: Callable[[str, str | None], None]) -> None:
+    absent = "the test library is for Linux" if sys.platform != "linux" else None
+    require_device("metal-test-library", absent or (None if find_spec("ziglang") else "ziglang is not installed"))
+    environment = {**os.environ, "PYTHONPATH": str(HERE / "objc_on_cpu"), "BITNET_CACHE_DIR": str(tmp_path)}
+    command = [sys.executable, *mutant.command(SUITE, "-p", "metal_on_cpu")]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode != UNUSED, f"no kernel has {mutant.old!r}"
+    assert done.returncode in (1, FAULTS), done.stdout + done.stderr
+    assert "failed" in done.stdout, done.stdout + done.stderr
