@@ -11,13 +11,13 @@ from bitnet.core.support.units import size
 
 @click.group(no_args_is_help=False)
 def cache() -> None:
-    """Show or clear what is kept on disk: compiled kernels, and the lines typed in conversations."""
+    """Show or clear what is kept on disk: compiled kernels, checked merges, and the lines typed in conversations."""
 
 
 @cache.command()
 @json_option
 def info(as_json: bool) -> None:
-    """Show where compiled kernels are kept, how many there are, and their size."""
+    """Show where compiled kernels and checked merges are kept, how many there are, and their size."""
     from bitnet.core.support.cache import KernelCache
 
     stats = KernelCache().stats()
@@ -38,9 +38,9 @@ def path() -> None:
 
 @cache.command()
 def clear() -> None:
-    """Remove every compiled kernel, and the lines typed in conversations.
+    """Remove every compiled kernel, all checked merges, and the lines typed in conversations.
 
-    Kernels are compiled again when they are needed.
+    Kernels are compiled, and merges checked, again when they are needed.
     """
     from bitnet.core.cli.history import clear_history
     from bitnet.core.support.cache import KernelCache

@@ -74,6 +74,7 @@ class Part:
         version: 2 or 3.
         metadata: All keys with their values.
         kinds: The type of each key's value.
+        metadata_end: The byte of the file behind the metadata.
         tensors: Every tensor by name, in file order.
 
     Raises:
@@ -95,6 +96,7 @@ class Part:
         self.metadata: dict[str, MetadataValue] = {}
         for i in range(metadata_count):
             self._read_metadata(cursor, i)
+        self.metadata_end = cursor.at
         alignment = self._alignment()
         entries = [_tensor_entry(cursor, i) for i in range(tensor_count)]
         start = -(-cursor.at // alignment) * alignment

@@ -64,6 +64,18 @@ class GGUFFile:
             if key not in (NUMBER, COUNT, TENSORS)
         }
 
+    def metadata_digest(self) -> bytes:
+        """SHA-256 of the bytes that :attr:`metadata` was read from.
+
+        Raises:
+            ModelFileError: The file has changed since it was opened.
+        """
+        first = self._parts[0]
+        with memoryview(first.file.prefix(first.metadata_end)) as data, data[: first.metadata_end] as metadata:
+            digest = hashlib.sha256(metadata).digest()
+        first.file.check()
+        return digest
+
     def data(self, tensor: TensorInfo, begin: int = 0, end: int | None = None) -> npt.NDArray[np.uint8]:
         """The tensor's bytes from ``begin`` to ``end``, ``uint8[end - begin]``: a read-only view of a mapping, or read
         from the file."""

@@ -1,4 +1,5 @@
-"""The cache of compiled kernels on disk: one file each, shared by a user's processes. A bad entry counts as a miss.
+"""The cache on disk of compiled kernels and of other things that take long to make again: one file each, shared by a
+user's processes. A bad entry counts as a miss.
 
 An entry is a header (magic, schema, key, payload length, SHA-256 of the payload) and the payload. It is written under a
 temporary name and renamed, so a reader sees a whole entry or none, even if the writer is killed.
@@ -79,13 +80,14 @@ class KernelCache:
 
     Args:
         limit: Maximum bytes of all entries together.
+        level: How it is logged that the folder cannot be used.
 
     Raises:
         InvalidInputError: ``BITNET_NO_KERNEL_CACHE`` is neither 1 nor 0.
     """
 
-    def __init__(self, *, limit: int = LIMIT) -> None:
-        self._limit = limit
+    def __init__(self, *, limit: int = LIMIT, level: int = logging.WARNING) -> None:
+        self._limit, self._level = limit, level
         self._off = env.flag("BITNET_NO_KERNEL_CACHE")
         self._writable = not self._off
         self.folder: Path | None = None
@@ -132,6 +134,10 @@ class KernelCache:
             seconds: How long it took.
         """
         report(label, seconds)
+        self.keep(key, payload)
+
+    def keep(self, key: str, payload: bytes) -> None:
+        """Store what is not a kernel under ``key``. Disk errors are not raised."""
         if self.folder is None or not self._writable or len(payload) + _HEADER.size > self._limit:
             return
         try:
@@ -210,7 +216,7 @@ class KernelCache:
         where = self.folder or "the user's cache folder"
         why = str(getattr(error, "strerror", None) or error).removesuffix(".")  # without the temporary file's name
         log.once(
-            logging.WARNING,
+            self._level,
             f"Compiled kernels cannot be kept in {where}: {why}. Set BITNET_CACHE_DIR to a writable folder.",
         )
 

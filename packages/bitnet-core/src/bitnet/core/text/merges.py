@@ -4,8 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from functools import cached_property
-from itertools import compress
+from itertools import repeat
 from typing import Protocol, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
 
 from bitnet.core.errors import InvalidInputError, brief
 
@@ -34,25 +37,29 @@ class ListedMerges:
 
     Args:
         ids: The id of each token.
+        made: What :func:`made_tokens` returned for them, if it has been called.
 
     Raises:
         InvalidInputError: A merge does not have that form, or a part or the result is not a token.
     """
 
-    def __init__(self, merges: Sequence[str], ids: Mapping[str, int]) -> None:
+    def __init__(
+        self, merges: Sequence[str], ids: Mapping[str, int], made: npt.NDArray[np.int32] | None = None
+    ) -> None:
         self._merges, self._ids = merges, ids
-        self._made = [merge.replace(" ", "") for merge in merges]
-        spaced = all(len(token) + 1 == len(merge) for token, merge in zip(self._made, merges, strict=True))
-        if not (spaced and all(map(ids.__contains__, self._made)) and ids.keys() >= set(" ".join(merges).split(" "))):
-            _check_each(merges, ids)
+        self._made = made_tokens(merges, ids) if made is None else made
 
     def among(self, tokens: Collection[str]) -> list[tuple[str, str]] | None:
         """The merges that make any of the tokens; None if all are wanted and they are too many."""
         merges = self._merges
-        if len(tokens) + len(merges) > MAX_WHOLE and tokens is self._ids:
+        if tokens is not self._ids:
+            wanted = np.zeros(int(self._made.max(initial=-1)) + 1, np.bool_)
+            ids = np.array([self._ids[token] for token in tokens], np.intp)
+            wanted[ids[ids < len(wanted)]] = True
+            merges = [merges[place] for place in np.flatnonzero(wanted[self._made]).tolist()]
+        elif len(tokens) + len(merges) > MAX_WHOLE:
             return None
-        some = merges if tokens is self._ids else compress(merges, map(tokens.__contains__, self._made))
-        return [(left, right) for left, _, right in (merge.partition(" ") for merge in some)]
+        return [(left, right) for left, _, right in (merge.partition(" ") for merge in merges)]
 
     @cached_property
     def _ranks(self) -> dict[str, int]:
@@ -126,6 +133,20 @@ def _ways(
                 ways.setdefault(token, []).append((left, right))
         open_ones.append(token)
     return ways
+
+
+def made_tokens(merges: Sequence[str], ids: Mapping[str, int]) -> npt.NDArray[np.int32]:
+    """The id of the token that each merge makes, ``int32[merges]``.
+
+    Raises:
+        InvalidInputError: A merge is not ``left right``, or a part or the result is not a token.
+    """
+    whole = [merge.replace(" ", "") for merge in merges]
+    spaced = all(len(token) + 1 == len(merge) for token, merge in zip(whole, merges, strict=True))
+    made = np.fromiter(map(ids.get, whole, repeat(-1)), np.int32, len(whole))
+    if not (spaced and (made >= 0).all() and ids.keys() >= set(" ".join(merges).split(" "))):
+        _check_each(merges, ids)
+    return made
 
 
 def _check_each(merges: Iterable[str], ids: Mapping[str, int]) -> None:

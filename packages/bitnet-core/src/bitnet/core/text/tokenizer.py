@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import codecs
 import re
-from collections.abc import Mapping, Sequence, Set
+from collections.abc import Callable, Mapping, Sequence, Set
 from functools import lru_cache
 from importlib.util import find_spec
 from typing import Protocol
@@ -15,6 +15,7 @@ from bitnet.core.errors import InvalidInputError, brief
 from bitnet.core.gguf import GGUFFile
 from bitnet.core.support.garbage import no_collection
 from bitnet.core.text.literals import Literals
+from bitnet.core.text.merge_index import indexed_tokens
 from bitnet.core.text.merges import ListedMerges, Merges, ScoredMerges
 from bitnet.core.text.vocabulary import KEY, TokenType, Vocabulary, vocabulary_from_metadata
 from bitnet.core.text.words import SPACE, byte_characters
@@ -65,6 +66,8 @@ class Tokenizer:
     Args:
         vocabulary: Tokens, merges and special ids.
         size: Number of ids; None: one for each token. Models may embed, and generate, more ids than there are tokens.
+        digest: A digest of everything that the vocabulary was read from, for an index of its merges on disk
+            (:mod:`~bitnet.core.text.merge_index`); None: without one.
 
     Attributes:
         bos_id: Id that begins a sequence, if there is one.
@@ -75,7 +78,9 @@ class Tokenizer:
         InvalidInputError: The merges do not fit the tokens.
     """
 
-    def __init__(self, vocabulary: Vocabulary, size: int | None = None) -> None:
+    def __init__(
+        self, vocabulary: Vocabulary, size: int | None = None, *, digest: Callable[[], bytes] | None = None
+    ) -> None:
         self._tokens = vocabulary.tokens
         self._size = len(self._tokens) if size is None else size
         self._byte_level = vocabulary.model == "gpt2"
@@ -101,7 +106,9 @@ class Tokenizer:
         self._split_all = Literals(self._ids)
         self._split_user = Literals(self._tokens[i] for i in self._literal - self._special)
         control = self._special - of_kind(TokenType.UNKNOWN)
-        self._backend: Encoder = (_byte_level if self._byte_level else _sentencepiece)(vocabulary, control)
+        self._backend: Encoder = (
+            _byte_level(vocabulary, control, digest) if self._byte_level else _sentencepiece(vocabulary, control)
+        )
 
     @property
     def vocab_size(self) -> int:
@@ -267,7 +274,7 @@ def tokenizer_from_gguf(file: GGUFFile, vocab_size: int) -> Tokenizer:
         )
     try:
         with no_collection():
-            return Tokenizer(vocabulary, vocab_size)
+            return Tokenizer(vocabulary, vocab_size, digest=file.metadata_digest)
     except InvalidInputError as error:
         raise file.error(error.message, key=KEY + ("merges" if vocabulary.model == "gpt2" else "tokens")) from error
 
@@ -279,11 +286,13 @@ def _byte(token: str) -> bytes:
     return bytes([int(token[3:5], 16)])
 
 
-def _byte_level(vocabulary: Vocabulary, control: Set[int]) -> Encoder:
+def _byte_level(vocabulary: Vocabulary, control: Set[int], digest: Callable[[], bytes] | None) -> Encoder:
     """``control`` are ids that text must never become, even if merges lead to them."""
-    ids = {token: i for i, token in enumerate(vocabulary.tokens) if i not in control}
+    ids = _ids_without(vocabulary.tokens, control)
     try:
-        merges = ListedMerges(vocabulary.merges, ids)
+        merges = ListedMerges(
+            vocabulary.merges, ids, indexed_tokens(vocabulary.merges, ids, len(vocabulary.tokens), digest)
+        )
     except InvalidInputError:  # rarely, merges lead to control tokens: leave those out
         never = {vocabulary.tokens[i] for i in control}
         pairs = [merge.split(" ", 1) for merge in vocabulary.merges]
@@ -305,12 +314,22 @@ def _sentencepiece(vocabulary: Vocabulary, control: Set[int]) -> Encoder:
         if vocabulary.types[i] == TokenType.NORMAL and i not in control
     }
     return encoders().sentencepiece(
-        {token: i for i, token in enumerate(tokens) if i not in control},
+        _ids_without(tokens, control),
         ScoredMerges(scores),
         prepend=vocabulary.space_prefix,
         unknown=of_kind(TokenType.UNKNOWN)[:1],
         byte_tokens=of_kind(TokenType.BYTE),
     )
+
+
+def _ids_without(tokens: Sequence[str], control: Set[int]) -> dict[str, int]:
+    """The last id of each token, without these ids."""
+    ids = dict(zip(tokens, range(len(tokens)), strict=True))
+    if len(ids) < len(tokens):
+        return {token: i for i, token in enumerate(tokens) if i not in control}
+    for i in control:
+        del ids[tokens[i]]
+    return ids
 
 
 def encoders() -> Encoders:
