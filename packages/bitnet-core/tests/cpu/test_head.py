@@ -55,10 +55,16 @@ LEVELS = [name for name in native.LEVELS if name in native.levels(native.library
 
 
 class HeadAlone:
-    """A program of nothing but a head, on one level of this processor."""
+    """A program of nothing but a head, on one level of this processor; ``waits``: packed when a step needs it."""
 
     def __init__(
-        self, library: ctypes.CDLL, level: str, weight: npt.NDArray[np.float16 | np.float32] | BlockWeight, rows: int
+        self,
+        library: ctypes.CDLL,
+        level: str,
+        weight: npt.NDArray[np.float16 | np.float32] | BlockWeight,
+        rows: int,
+        *,
+        waits: bool = False,
     ) -> None:
         self.device = CpuDevice(BACKEND.probe().devices[0], library, level=level, threads=3)
         vocabulary, width = weight.shape
@@ -74,6 +80,8 @@ class HeadAlone:
             name="head",
         )
         self.executable: CpuExecutable = self.device.compile(program)
+        if self.executable._lowered.head_waits and not waits:
+            self.executable._lowered.pack_head()
 
     def run(self, x: Array, params: SamplingParams, *, logits: bool, logprobs: int | None = None) -> list[int]:
         parts = [SequenceStep([0], 7 + i, rows=[0], sampling=params) for i in range(len(x))]
@@ -97,8 +105,10 @@ class HeadAlone:
 def head(library: ctypes.CDLL) -> Iterator[Callable[..., HeadAlone]]:
     made: list[HeadAlone] = []
 
-    def make(level: str, weight: npt.NDArray[np.float16 | np.float32] | BlockWeight, rows: int) -> HeadAlone:
-        made.append(HeadAlone(library, level, weight, rows))
+    def make(
+        level: str, weight: npt.NDArray[np.float16 | np.float32] | BlockWeight, rows: int, **options: bool
+    ) -> HeadAlone:
+        made.append(HeadAlone(library, level, weight, rows, **options))
         return made[-1]
 
     yield make
@@ -111,6 +121,29 @@ def rng() -> np.random.Generator:
     seed = int(np.random.default_rng().integers(2**31))
     print("seed", seed)
     return np.random.default_rng(seed)
+
+
+@pytest.mark.parametrize("level", LEVELS)
+def test_the_first_token_does_not_wait_for_the_compact_head(
+    head: Callable[..., HeadAlone], rng: np.random.Generator, level: str
+) -> None:
+    """Alone, a sequence has its first token from all logits, and the next ones from the compact head; the same ones."""
+    vocabulary, width = int(rng.integers(200, 3000)), 4 * int(rng.integers(1, 160))
+    weight = (rng.standard_normal((vocabulary, width)) * rng.uniform(0.1, 3, width)).astype("f2")
+    packed = head(level, weight, 2)
+    assert not packed.executable._lowered.head_waits
+    for params in (GREEDY, SamplingParams(0.9, top_k=7, seed=11), SamplingParams(1.0, top_p=0.3, seed=18)):
+        alone, parts = (head(level, weight, 1, waits=True) for _ in range(2))
+        lowered = alone.executable._lowered
+        for turn in range(3):
+            assert lowered.head_waits == (turn < 2)  # before the second one
+            x = rng.standard_normal((1, width)).astype(np.float32)
+            expected = packed.run(x, params, logits=False)
+            assert alone.run(x, params, logits=True) == expected  # needs no compact head
+            assert alone.run(x, params, logits=False) == expected, (params, turn)
+            assert any(name.startswith("head_sample") for name in alone.executable.kernels) == (turn > 0)
+        parts.run(x, params, logits=False, logprobs=3)  # whose normaliser may be the compact head's
+        assert not parts.executable._lowered.head_waits
 
 
 @pytest.mark.parametrize("level", LEVELS)

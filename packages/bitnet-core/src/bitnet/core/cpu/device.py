@@ -20,6 +20,7 @@ from bitnet.core.hal import (
     CheckedExecutable,
     DeviceInfo,
     ExecutableStats,
+    HeaderWord,
     MemoryInfo,
     Passes,
     Program,
@@ -97,7 +98,8 @@ class CpuExecutable(CheckedExecutable):
     """A program on the CPU, made by :meth:`CpuDevice.compile`. Steps are computed when their tokens are collected.
 
     If a step says that nobody reads the logits, only logits that could win are computed exactly
-    (``kernels/cpu/head_sample.h``), and the tensor holds approximate values for the rest.
+    (``kernels/cpu/head_sample.h``), and the tensor holds approximate values for the rest. With one sequence, the
+    weights for that are packed after the first step that samples, which computes all logits.
     """
 
     def __init__(self, device: CpuDevice, program: Program, *, keep: bool) -> None:
@@ -115,6 +117,7 @@ class CpuExecutable(CheckedExecutable):
         self._delete.atexit = False  # as an Arena's memory
         self.used = self._lowered.used + library.bitnet_executable_bytes(self._handle)
         self._turns = 1  # passes of the last run
+        self._sampled = False
 
     @property
     def kernels(self) -> tuple[str, ...]:
@@ -135,10 +138,23 @@ class CpuExecutable(CheckedExecutable):
     def _compute(self, step: Step, count: int) -> Passes:
         passes = Passes.room(step, count, samples=self.check_step.samples)
         logprobs = None if passes.logprobs is None else passes.logprobs.ctypes.data
-        data, tokens = step.data.ctypes.data, passes.tokens.ctypes.data
-        self._library.bitnet_executable_run(self._handle, data, count, tokens, logprobs)
+        words = self._words(step, count)
+        self._library.bitnet_executable_run(self._handle, words.ctypes.data, count, passes.tokens.ctypes.data, logprobs)
         self._turns = count
         return passes
+
+    def _words(self, step: Step, count: int) -> npt.NDArray[np.int32]:
+        """The step's words; those of the first step that samples ask for all logits if the compact head waits."""
+        words: npt.NDArray[np.int32] = step.data
+        if not self._lowered.head_waits or not step.rows or words[HeaderWord.LOGITS]:
+            return words
+        if self._sampled or count > 1 or words[HeaderWord.LOGPROBS]:
+            self._lowered.pack_head()
+            return words
+        self._sampled = True
+        words = words.copy()
+        words[HeaderWord.LOGITS] = 1
+        return words
 
     def on_fill_slot(self, slot: int, marks: npt.NDArray[np.int32], biases: npt.NDArray[np.float32]) -> None:
         self._lowered.marks[slot : slot + 1], self._lowered.biases[slot : slot + 1] = marks[None], biases[None]

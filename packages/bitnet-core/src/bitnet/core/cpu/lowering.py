@@ -80,6 +80,8 @@ class LoweredProgram:
     Attributes:
         head: The matrix whose logits only the program's sampling needs, if there is one.
         head_bytes: Bytes of its compact form.
+        head_waits: Whether :meth:`pack_head` is still to be called before a step reads that form. It is where a program
+            has one sequence: its first text then need not wait for it.
         arrays: The activation tensors by name, as views; rows are padded to whole cache lines in memory.
         marks, biases: Contents of the slots, ``[slots, V]``, as views.
         program: The C structure that the native library runs. It points into the arenas and ``self``, which must
@@ -100,6 +102,7 @@ class LoweredProgram:
         self.arrays: dict[str, npt.NDArray[Any]] = {}
         self.head = None if keep else CompactHead.of(program)
         self.head_bytes = 0
+        self.head_waits = False
         self._arenas: list[Arena] = []
         self._kept: list[object] = []  # kept alive because native structures point to them
         try:
@@ -374,7 +377,7 @@ class LoweredProgram:
     def _head_op(self, head: CompactHead, dense: structures.Op, sample: structures.Op) -> structures.Op:
         exact = (structures.Op * 2)(dense, sample)
         where = self._keep(exact)
-        library, (name, _, level, pool, threads) = self._library, self._native
+        library, level = self._library, self._native.level
         rows, columns = self.arrays[head.logits].shape[1], self.arrays[head.x].shape[1]
         codes = library.bitnet_head_bytes(level, rows, columns)
         chunks = 4 * -(-rows // HEAD_CHUNK)
@@ -382,9 +385,22 @@ class LoweredProgram:
         self.head_bytes = sum(sizes)
         arena = self._arena(sum(map(aligned, sizes)), "the compact head")
         compact = structures.HeadSampleOp(where, where + ctypes.sizeof(structures.Op), *map(arena.take, sizes))
-        if not library.bitnet_head_pack(level, pool, threads, exact[0].dense_matmul, compact):
-            raise OutOfMemoryError("no memory to pack the head.", device=name)
+        self._head_parts = exact[0].dense_matmul, compact
+        self.head_waits = True
+        if self._source.limits.max_seqs > 1:
+            self.pack_head()
         return structures.Op(OpKind.HEAD_SAMPLE, head_sample=compact)
+
+    def pack_head(self) -> None:
+        """Pack the compact head.
+
+        Raises:
+            OutOfMemoryError: There is no memory to do so.
+        """
+        name, library, level, pool, threads = self._native
+        if not library.bitnet_head_pack(level, pool, threads, *self._head_parts):
+            raise OutOfMemoryError("no memory to pack the head.", device=name)
+        self.head_waits = False
 
 
 def _transposed(name: str, weight: DenseWeight) -> DenseWeight:
