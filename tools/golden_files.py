@@ -11,7 +11,7 @@ import numpy as np
 from bitnet.core.gguf import GGMLType, TensorSource, i2s_bytes, write_gguf
 from golden_models import Array, GoldenModel, Recurrent
 
-ARCHITECTURES = {"bitnet": "bitnet-b1.58"}
+ARCHITECTURES = {"bitnet": "bitnet-b1.58", "hunyuan": "hunyuan-dense"}
 """What files call a family, where that is not its name."""
 REORDERED = ("llama", "minicpm", "olmo")
 """Architectures whose files have the rows of q and k in an order that makes a rotated pair neighbours."""
@@ -166,4 +166,7 @@ def _rope(model: GoldenModel) -> tuple[dict[str, Any], dict[str, Array]]:
         if "attention_factor" in rope:  # a GGUF file's multiplies the one that follows from `factor`
             keys["rope.scaling.attn_factor"] = rope["attention_factor"] / (1 + 0.1 * math.log(rope["factor"]))
         return keys, {}
+    if "alpha" in rope:  # llama.cpp's converter puts it into the base
+        base = model.rope_theta * rope["alpha"] ** (model.head_dim / (model.head_dim - 2))
+        return {"rope.freq_base": base, "rope.scaling.type": "none", "rope.scaling.factor": 1.0}, {}
     return {}, {}

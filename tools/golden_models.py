@@ -58,7 +58,8 @@ class GoldenModel:
             biases of q, k and v, ``olmo`` LayerNorms without weights; ``minicpm`` has ``scales`` (BitCPM4).
             ``qwen35`` has ``recurrent`` layers, gates of the attention's result, and heads of which the first
             ``rotated`` elements turn; a ``block`` means that inputs of products are transformed (Bonsai 2). ``gemma3``
-            has norms of sub-layers' results, and scaled embeddings (BitNet-embedding 270M).
+            has norms of sub-layers' results, and scaled embeddings (BitNet-embedding 270M). ``hunyuan`` has norms of q's
+            and k's heads after their rotation (Hy-MT).
         group: Columns of a weight that share a scale (64 or 128 in Ternary-Bonsai, 256 in BitCPM4); None: all of it.
         width: Width of the residual stream; None: that of all heads together.
         linear: Which of transformers' quantised layers computes it: ``bitlinear`` multiplies int8 codes by unpacked
@@ -75,7 +76,7 @@ class GoldenModel:
     ffn: int
     layers: int
     vocab: int = 400
-    family: Literal["bitnet", "llama", "qwen3", "qwen2", "olmo", "minicpm", "qwen35", "gemma3"] = "bitnet"
+    family: Literal["bitnet", "llama", "qwen3", "qwen2", "olmo", "minicpm", "qwen35", "gemma3", "hunyuan"] = "bitnet"
     activation: Literal["relu2", "silu", "gelu_pytorch_tanh"] = "relu2"
     linear: Literal["bitlinear", "autobitlinear"] = "bitlinear"
     tied: bool = True
@@ -132,7 +133,7 @@ class GoldenModel:
         norms = {"attn_norm": hidden, "ffn_norm": hidden} if self.family != "olmo" else {}
         if self.family == "bitnet":
             norms |= {"attn_sub_norm": hidden, "ffn_sub_norm": self.ffn}
-        if self.family in ("qwen3", "gemma3"):
+        if self.family in ("qwen3", "gemma3", "hunyuan"):
             norms |= {"attn_q_norm": self.head_dim, "attn_k_norm": self.head_dim}
         if self.family == "gemma3":
             norms |= {"post_attention_norm": hidden, "post_ffw_norm": hidden}
@@ -233,6 +234,10 @@ def _gemma(name: str, **shape: Any) -> GoldenModel:
     )
 
 
+def _hunyuan(name: str, **shape: Any) -> GoldenModel:
+    return GoldenModel(name, family="hunyuan", activation="silu", rope_theta=1e4, vocab=160, **shape)
+
+
 def _bonsai_2(name: str, **shape: Any) -> GoldenModel:
     given: dict[str, Any] = {
         "heads": 4,
@@ -259,6 +264,8 @@ def _longrope(pairs: int, original: int) -> dict[str, Any]:
 
 
 _YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 128}
+
+_NTK = {"rope_type": "dynamic", "alpha": 1000.0, "factor": 1.0}
 
 MODELS = (
     GoldenModel("bitnet-gqa1", heads=4, kv_heads=4, head_dim=64, ffn=324, layers=2),
@@ -339,6 +346,10 @@ MODELS = (
     _embedding("one-layer-embedding-qwen3", heads=4, kv_heads=1, head_dim=64, ffn=640, layers=1, width=192),
     _gemma("embedding-gemma3", heads=4, kv_heads=1, head_dim=64, ffn=420, layers=2, width=160),
     _gemma("one-layer-embedding-gemma3", heads=3, kv_heads=3, head_dim=96, ffn=512, layers=1, width=132),
+    _hunyuan("hunyuan", heads=4, kv_heads=1, head_dim=64, ffn=416, layers=2, width=192, rope=_NTK),
+    _hunyuan("hunyuan-g64", heads=6, kv_heads=2, head_dim=48, ffn=448, layers=2, group=64, width=192, tied=False),
+    _hunyuan("hunyuan-g256", heads=4, kv_heads=4, head_dim=64, ffn=768, layers=2, group=256, rope=_NTK, seed=3),
+    _hunyuan("one-layer-hunyuan", heads=8, kv_heads=2, head_dim=32, ffn=512, layers=1, linear="autobitlinear"),
     _minicpm("one-layer-minicpm", heads=8, kv_heads=1, head_dim=64, ffn=768, layers=1, group=256),
 )
 

@@ -32,6 +32,7 @@ from transformers.integrations.bitnet import BitLinear, pack_weights, replace_wi
 from transformers.models.bitnet.modeling_bitnet import BitNetRMSNorm
 from transformers.models.gemma3.modeling_gemma3 import Gemma3RMSNorm
 from transformers.models.granite.modeling_granite import GraniteRMSNorm
+from transformers.models.hunyuan_v1_dense.modeling_hunyuan_v1_dense import HunYuanDenseV1RMSNorm
 from transformers.models.llama.modeling_llama import LlamaRMSNorm
 from transformers.models.olmo.modeling_olmo import OlmoLayerNorm
 from transformers.models.qwen2.modeling_qwen2 import Qwen2RMSNorm
@@ -44,6 +45,8 @@ CLEAR = 5.0
 """How many times as far from a rounding border as float32 and float64 differ a code must be to count as determined."""
 
 BATCH = 32
+_NORMS = BitNetRMSNorm | GraniteRMSNorm | HunYuanDenseV1RMSNorm | LlamaRMSNorm | Qwen2RMSNorm | Qwen3RMSNorm
+"""Classes whose weight is what multiplies."""
 
 _MODULES = {
     "attn_q": "self_attn.q_proj",
@@ -73,13 +76,16 @@ _MODULES = {
 }
 
 
-_GEMMA = {"ffn_norm": "pre_feedforward_layernorm", "post_ffw_norm": "post_feedforward_layernorm"}
-"""Where Gemma's modules have other names."""
+_OTHER_NAMES = {
+    "gemma3": {"ffn_norm": "pre_feedforward_layernorm", "post_ffw_norm": "post_feedforward_layernorm"},
+    "hunyuan": {"attn_q_norm": "self_attn.query_layernorm", "attn_k_norm": "self_attn.key_layernorm"},
+}
+"""Names of a family's modules that others call otherwise."""
 
 
 def module_name(weight: str, family: str = "") -> str:
     """``model.layers.3.mlp.up_proj`` of ``blk.3.ffn_up``; that of a product's input norm is the product's."""
-    names = _MODULES | (_GEMMA if family == "gemma3" else {})
+    names = _MODULES | _OTHER_NAMES.get(family, {})
     if weight.startswith("blk."):
         _, layer, name = weight.split(".")
         return f"model.layers.{layer}.{names[name.removesuffix('_norm_in')]}"
@@ -102,6 +108,7 @@ def config(model: GoldenModel) -> transformers.PretrainedConfig:
         "minicpm": transformers.GraniteConfig,
         "qwen35": transformers.Qwen3_5TextConfig,
         "gemma3": transformers.Gemma3TextConfig,
+        "hunyuan": transformers.HunYuanDenseV1Config,
     }
     return families[model.family](
         **_scales(model),
@@ -189,6 +196,7 @@ def hugging_face(model: GoldenModel, weights: Mapping[str, Array] | None = None)
         "minicpm": transformers.GraniteForCausalLM,
         "qwen35": transformers.Qwen3_5ForCausalLM,
         "gemma3": transformers.Gemma3ForCausalLM,
+        "hunyuan": transformers.HunYuanDenseV1ForCausalLM,
     }
     hf = families[model.family](config(model)).to(torch.float32).eval()
     if model.group is None:
@@ -287,7 +295,7 @@ class Watched:
         for module in self._exact.modules():
             if isinstance(module, BitLinear):
                 module.dtype = torch.float64
-            elif isinstance(module, BitNetRMSNorm | GraniteRMSNorm | LlamaRMSNorm | Qwen2RMSNorm | Qwen3RMSNorm):
+            elif isinstance(module, _NORMS):
                 module.forward = types.MethodType(_norm_of_its_type, module)
             elif isinstance(module, Qwen3_5RMSNorm | Gemma3RMSNorm):
                 module.forward = types.MethodType(_centred_norm_of_its_type, module)

@@ -131,6 +131,7 @@ typedef struct {
     float eps;
     int32_t rotated; /* elements of a head, from its first on */
     int32_t table;   /* words from the first block table to this layer's */
+    int32_t norms_last; /* the norms come after the rotation */
 } rope_append_op_t;
 
 typedef struct {

@@ -1,5 +1,5 @@
-/* rope_append: RMSNorm of q's and k's heads if there are weights for it, rotary embedding of q (in place) and k; stores
- * k and v in the paged cache. */
+/* rope_append: rotary embedding of q (in place) and k, with an RMSNorm of each of their heads before or after it if there
+ * are weights for it; stores k and v in the paged cache. */
 #include "rows.h"
 
 #define MIN_ROW 1e-30f /* a row of an i8 cache whose greatest magnitude is below it is kept as zeros */
@@ -30,6 +30,13 @@ static void rotate(const float *from, float *to, const float *cosine, const floa
         v_store_part(to + i, a * c - b * s, n);
         v_store_part(to + half + i, b * c + a * s, n);
     }
+}
+
+/* A head of q or k, normed if there is a weight, and rotated, in place. */
+static void turn(const rope_append_op_t *o, float *head, const float *norm, const float *cosine, const float *sine) {
+    if (norm && !o->norms_last) norm_head(head, norm, o->eps, o->head_dim);
+    rotate(head, head, cosine, sine, o->rotated, o->interleaved);
+    if (norm && o->norms_last) norm_head(head, norm, o->eps, o->head_dim);
 }
 
 /* to[i · stride] = the code of from[i], and the scale of them all. */
@@ -89,13 +96,9 @@ static void rope_append(run_t *run, const op_t *op, int thread) {
         const int64_t block = table[p / kv->block_size] * kv->block, place = p % kv->block_size;
         const float *cosine = o->cosine + (int64_t)p * (turned / 2), *sine = o->sine + (int64_t)p * (turned / 2);
         float *row = (float *)o->qkv.data + (int64_t)m * o->qkv.stride;
-        for (int h = g * ratio; h < (g + 1) * ratio; h++) {
-            if (o->q_norm) norm_head(row + h * d, o->q_norm, o->eps, d);
-            rotate(row + h * d, row + h * d, cosine, sine, turned, o->interleaved);
-        }
+        for (int h = g * ratio; h < (g + 1) * ratio; h++) turn(o, row + h * d, o->q_norm, cosine, sine);
         float *k = row + (o->heads + g) * d, *v = k + o->kv_heads * d;
-        if (o->k_norm) norm_head(k, o->k_norm, o->eps, d);
-        rotate(k, k, cosine, sine, turned, o->interleaved);
+        turn(o, k, o->k_norm, cosine, sine);
         const int64_t keys = block + g * kv->k_head, values = block + g * kv->v_head;
         if (kv->type == KV_I8) {
             int8_t *k_to = (int8_t *)o->layer.k + keys, *v_to = (int8_t *)o->layer.v + values;

@@ -12,7 +12,18 @@ from tempfile import TemporaryDirectory
 import numpy as np
 import pytest
 
-from bitnet.core.hal import EMBEDDERS, Device, Executable, Limits, SequenceStep, Step, StepLayout, Weight, run
+from bitnet.core.hal import (
+    EMBEDDERS,
+    ROTATED_NORMS,
+    Device,
+    Executable,
+    Limits,
+    SequenceStep,
+    Step,
+    StepLayout,
+    Weight,
+    run,
+)
 from bitnet.core.model.config import ModelConfig
 from bitnet.core.model.file import open_model
 from bitnet.core.model.program import BLOCK_SIZE, build_program
@@ -77,8 +88,9 @@ class Player:
         longest = max(t.prompt for t in texts)
         self.limits = Limits(max(longest, 128), len(texts), 40, self.width)
         config, weights = model if isinstance(model, tuple) else parts_of(model)
-        if config.input_norms and EMBEDDERS not in device.info.features:
-            pytest.skip(f"{device.info.name} has no norms before each product")
+        for needed, feature in ((config.input_norms, EMBEDDERS), (config.family.norms_last, ROTATED_NORMS)):
+            if needed and feature not in device.info.features:
+                pytest.skip(f"{device.info.name} has no {feature}")
         program = build_program(
             config, weights, limits=self.limits, num_blocks=blocks, kv_dtype="f32", state_entries=len(texts)
         )

@@ -18,6 +18,7 @@ from bitnet.core.hal import (
     EXPERTS,
     HAL_API,
     KERNEL_FEATURES,
+    ROTATED_NORMS,
     STATES,
     WINDOWS,
     Device,
@@ -88,7 +89,7 @@ class CpuBackend:
             vendor=_vendor(system.cpu_model()),
             type=DeviceType.CPU,
             memory=system.memory_total(),
-            features=(*_FEATURES[level], *KERNEL_FEATURES, BLOCK_TABLES, STATES, EXPERTS, WINDOWS, EMBEDDERS),
+            features=(*_FEATURES[level], *KERNEL_FEATURES, BLOCK_TABLES, STATES, EXPERTS, WINDOWS, EMBEDDERS, ROTATED_NORMS),
             details={"level": level, "cores": str(default_threads()), "architecture": platform.machine()},
         )
 

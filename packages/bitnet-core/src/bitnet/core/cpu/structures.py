@@ -149,6 +149,7 @@ class RopeAppendOp(ctypes.Structure):
         ("eps", c_float),
         ("rotated", c_int32),
         ("table", c_int32),
+        ("norms_last", c_int32),
     )
 
 

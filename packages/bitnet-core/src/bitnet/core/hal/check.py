@@ -17,6 +17,7 @@ from bitnet.core.hal.features import (
     EMBEDDERS,
     EXPERTS,
     KV_I8,
+    ROTATED_NORMS,
     STATES,
     TERNARY_TABLES,
     WINDOWS,
@@ -51,10 +52,11 @@ def check_features(program: Program, info: DeviceInfo) -> None:
 
     Raises:
         UnsupportedProgramError: The program is deterministic, its cache is ``i8``, it has states or transforms, experts
-            or windows, or operations of models for embeddings, or its embedding or head is ternary or in blocks, and
-            the device does not list :data:`~bitnet.core.hal.DETERMINISTIC`, :data:`~bitnet.core.hal.KV_I8`,
-            :data:`~bitnet.core.hal.STATES`, :data:`~bitnet.core.hal.EXPERTS`, :data:`~bitnet.core.hal.WINDOWS`,
-            :data:`~bitnet.core.hal.EMBEDDERS`, :data:`~bitnet.core.hal.TERNARY_TABLES` or
+            or windows, operations of models for embeddings, or norms of heads after their rotation, or its embedding or
+            head is ternary or in blocks, and the device does not list :data:`~bitnet.core.hal.DETERMINISTIC`,
+            :data:`~bitnet.core.hal.KV_I8`, :data:`~bitnet.core.hal.STATES`, :data:`~bitnet.core.hal.EXPERTS`,
+            :data:`~bitnet.core.hal.WINDOWS`, :data:`~bitnet.core.hal.EMBEDDERS`,
+            :data:`~bitnet.core.hal.ROTATED_NORMS`, :data:`~bitnet.core.hal.TERNARY_TABLES` or
             :data:`~bitnet.core.hal.BLOCK_TABLES`.
     """
     if program.deterministic and DETERMINISTIC not in info.features:
@@ -70,6 +72,7 @@ def check_features(program: Program, info: DeviceInfo) -> None:
         (any(map(_of_experts, program.ops)), EXPERTS, "mixtures of experts"),
         (program.limits.tables > 1 or any(map(_slides, program.ops)), WINDOWS, "sliding windows"),
         (any(map(_of_embedders, program.ops)), EMBEDDERS, "norms before each product or after each sub-layer"),
+        (any(map(_norms_last, program.ops)), ROTATED_NORMS, "norms of heads after the rotary embedding"),
     ):
         if needed and feature not in info.features:
             raise UnsupportedProgramError(f"it computes no {what}.", device=info.name, hint=hint)
@@ -84,6 +87,11 @@ def check_features(program: Program, info: DeviceInfo) -> None:
 def _slides(op: Op) -> bool:
     """Whether it attends to a window."""
     return isinstance(op, Attention) and op.window is not None
+
+
+def _norms_last(op: Op) -> bool:
+    """Whether it norms heads after their rotation."""
+    return isinstance(op, RopeAppend) and op.norms_last
 
 
 def _of_experts(op: Op) -> bool:

@@ -27,6 +27,8 @@ PENALTIES = "penalties"
 PREPARES = "prepares"
 """:meth:`Executable.prepare <bitnet.core.hal.Executable.prepare>` saves time: the first step of a size takes longer
 than later ones."""
+ROTATED_NORMS = "rotated-norms"
+"""Programs whose :class:`~bitnet.core.hal.RopeAppend` norms heads of q and k after their rotation."""
 STATES = "states"
 """Programs with states of sequences (:class:`~bitnet.core.hal.StateSpec`), and the operations of recurrent layers."""
 TERNARY_TABLES = "ternary-tables"
@@ -35,4 +37,4 @@ WINDOWS = "windows"
 """Programs with layers that attend to a window of positions (:class:`~bitnet.core.hal.Attention`)."""
 KERNEL_FEATURES = (DETERMINISTIC, KV_I8, LOGPROBS, PENALTIES, TERNARY_TABLES)
 """The features of a device that has every kernel of ``kernels/README.md`` but those of recurrent layers, experts,
-windows, tables in blocks and models for embeddings."""
+windows, tables in blocks, models for embeddings and norms after rotations."""

@@ -176,6 +176,8 @@ def operands(op: Op, look: Lookup) -> Iterator[TensorSpec]:
                 raise InvalidInputError(f"rotates {pairs} pairs of heads that have {op.head_dim} elements.")
             if (op.q_norm is None) != (op.k_norm is None):
                 raise InvalidInputError("either both q_norm and k_norm must be given, or neither.")
+            if op.norms_last and op.q_norm is None:
+                raise InvalidInputError("norms_last needs q_norm and k_norm.")
             for norm in (op.q_norm, op.k_norm):
                 if norm is not None:
                     look.dense(norm, op.head_dim)

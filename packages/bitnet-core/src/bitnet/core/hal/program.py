@@ -166,8 +166,9 @@ class RopeAppend:
     rotated, usually all ``head_dim``. A layer without positions names tables of
     cosines 1 and sines 0, of one pair. ``neox`` pairs element ``i`` with ``i + r / 2``, ``interleaved`` pairs ``2i``
     with ``2i + 1``. If ``q_norm`` and ``k_norm`` (both or neither) name
-    f32 weights ``[head_dim]``, each head of q and k is normalised first (RMSNorm with ``eps``). ``table`` is the block
-    table that finds the sequence's blocks.
+    f32 weights ``[head_dim]``, each head of q and k is normalised (RMSNorm with ``eps``): before it is rotated, or
+    after it with ``norms_last``, which needs :data:`~bitnet.core.hal.ROTATED_NORMS`. ``table`` is the block table that
+    finds the sequence's blocks.
     """
 
     qkv: str
@@ -182,6 +183,7 @@ class RopeAppend:
     k_norm: str | None = None
     eps: float = 0.0
     table: int = 0
+    norms_last: bool = False
 
 
 @dataclass(frozen=True, slots=True)

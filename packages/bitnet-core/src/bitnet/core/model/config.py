@@ -53,7 +53,8 @@ class ModelConfig:
         rope_attention_factor: Factor that multiplies the rotary cosines and sines.
         sub_norms: Whether there is an RMSNorm before the attention's and the feed-forward's output projections.
         tied_embeddings: Whether the LM head is the embedding table.
-        head_norms: Whether each head of q and k has an RMSNorm before the rotary embedding.
+        head_norms: Whether each head of q and k has an RMSNorm, before the rotary embedding or, in families with
+            ``norms_last``, after it.
         qkv_biases: Whether q, k and v have biases.
         layer_norms: Whether the norms of the residual stream are LayerNorms without weights.
         embedding_scale: Factor that multiplies token embeddings.
@@ -223,7 +224,7 @@ def read_config(file: GGUFFile) -> ModelConfig:
         activation=_activation(keys, family),
         sub_norms="blk.0.attn_sub_norm.weight" in file.tensors,
         tied_embeddings="output.weight" not in file.tensors,
-        head_norms=family.partly_rotated or "blk.0.attn_q_norm.weight" in file.tensors,
+        head_norms=family.partly_rotated or family.norms_last or "blk.0.attn_q_norm.weight" in file.tensors,
         qkv_biases=family.qkv_biases,
         layer_norms=family.layer_norms,
         rope_scaling=scaling,

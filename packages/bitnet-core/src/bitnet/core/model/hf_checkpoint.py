@@ -35,6 +35,8 @@ LAYER_NAMES = {
     "self_attn.v_proj": "attn_v",
     "self_attn.q_norm": "attn_q_norm",
     "self_attn.k_norm": "attn_k_norm",
+    "self_attn.query_layernorm": "attn_q_norm",
+    "self_attn.key_layernorm": "attn_k_norm",
     "self_attn.attn_sub_norm": "attn_sub_norm",
     "self_attn.inner_attn_ln": "attn_sub_norm",
     "self_attn.o_proj": "attn_output",
@@ -45,7 +47,8 @@ LAYER_NAMES = {
     "mlp.ffn_layernorm": "ffn_sub_norm",
     "mlp.down_proj": "ffn_down",
 }
-"""GGUF names of a checkpoint's tensors. The alternative names of the sub-norms are from 1bitLLM's code."""
+"""GGUF names of a checkpoint's tensors. The alternative names of the sub-norms are from 1bitLLM's code, those of the
+norms of heads from HunYuan's."""
 Array = TypeVar("Array", bound=npt.NDArray[Any])
 
 

@@ -38,6 +38,11 @@ FLOAT_GROUP = 128
 _SMALLEST, _GREATEST = float(np.finfo(np.float32).tiny), float(np.finfo(np.float32).max)
 
 
+def _kind(scaling: Mapping[str, Any]) -> Any:
+    """The kind of a scaling of rotary frequencies."""
+    return scaling.get("rope_type") or scaling.get("type") or "default"
+
+
 class HFConfig:
     """The configuration of a folder.
 
@@ -108,6 +113,10 @@ class HFConfig:
             raise self.error("layer_types", f"is {brief(kinds)}; only full_attention is supported.")
         self._rope = scaling = self._scaling()
         theta = self._number(scaling if scaling.get("rope_theta") is not None else self.values, "rope_theta")
+        if family.ntk_alpha and scaling.get("alpha") is not None and _kind(scaling) == "dynamic":
+            theta *= self._number(scaling, "alpha") ** (head_dim / (head_dim - 2))
+            if not _SMALLEST <= theta <= _GREATEST:
+                raise self.error("alpha", f"makes the rotary base {theta:g}, which float32 cannot hold.")
         partial = scaling if "partial_rotary_factor" in scaling else self.values
         share = self._number(partial, "partial_rotary_factor", 1.0)
         rotary_dim = int(head_dim * share)
@@ -267,7 +276,7 @@ class HFConfig:
             ModelFileError: The kind of scaling is not supported.
         """
         scaling = self._rope
-        kind = scaling.get("rope_type") or scaling.get("type") or "default"
+        kind = _kind(scaling)
         if kind in (
             "default",
             "dynamic",

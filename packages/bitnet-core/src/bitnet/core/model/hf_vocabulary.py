@@ -15,6 +15,7 @@ from bitnet.core.text.literals import Literals
 from bitnet.core.text.tokenizer import Tokenizer
 from bitnet.core.text.vocabulary import (
     GPT2,
+    HUNYUAN,
     LLAMA3,
     MAX_LISTED_ENDS,
     OLMO,
@@ -24,7 +25,7 @@ from bitnet.core.text.vocabulary import (
     Vocabulary,
     excess,
 )
-from bitnet.core.text.words import GPT2_WORDS, LLAMA3_WORDS, QWEN2_WORDS, QWEN35_WORDS, SPACE
+from bitnet.core.text.words import GPT2_WORDS, HUNYUAN_WORDS, LLAMA3_WORDS, QWEN2_WORDS, QWEN35_WORDS, SPACE
 
 if TYPE_CHECKING:
     import tokenizers
@@ -96,7 +97,7 @@ def _from_json(path: Path) -> Vocabulary:
         ways = (base, replace(base, space_prefix=False))
     else:
         base = Vocabulary("gpt2", tokens, types, merges=[" ".join(pair) for pair in pairs], scores=[])
-        ways = tuple(replace(base, pre=pre) for pre in (LLAMA3, GPT2, QWEN2, QWEN35, OLMO))
+        ways = tuple(replace(base, pre=pre) for pre in (LLAMA3, GPT2, QWEN2, QWEN35, HUNYUAN, OLMO))
     for way in ways:
         try:
             if _same(way, original):
@@ -137,6 +138,7 @@ def _check_words(path: Path, cutter: Any) -> list[str]:
     Returns:
         The regular expressions found, all of them known.
     """
+    known = {LLAMA3_WORDS, GPT2_WORDS, QWEN2_WORDS, QWEN35_WORDS, *HUNYUAN_WORDS}
     steps, found = [cutter], []
     while steps:
         step = steps.pop()
@@ -145,10 +147,13 @@ def _check_words(path: Path, cutter: Any) -> list[str]:
         inner = step.get("pretokenizers")
         steps += inner if isinstance(inner, list) else []
         pattern = step.get("pattern")
-        known = [{"Regex": words} for words in (LLAMA3_WORDS, GPT2_WORDS, QWEN2_WORDS, QWEN35_WORDS)]
-        if isinstance(pattern, dict) and "Regex" in pattern and pattern not in known:
-            raise _cuts_otherwise(path, f" It is {brief(pattern['Regex'])}.")
-        found += [pattern["Regex"]] if pattern in known else []
+        if not isinstance(pattern, dict) or "Regex" not in pattern:
+            continue
+        words = pattern["Regex"]
+        plain = words.replace("\r", r"\r").replace("\n", r"\n") if isinstance(words, str) else None
+        if plain is None or plain not in known:
+            raise _cuts_otherwise(path, f" It is {brief(words)}.")
+        found.append(plain)
     return found
 
 
@@ -167,7 +172,7 @@ can describe splits differently. The keys are the names used by ``tokenizers``."
 
 
 def _cuts_otherwise(path: Path, how: str = "", cutter: Any = None) -> ModelFileError:
-    message = "splits text in an unsupported way: not like Llama 3, GPT-2, Qwen 2 or SentencePiece."
+    message = "splits text in an unsupported way: not like Llama 3, GPT-2, Qwen 2, HunYuan or SentencePiece."
     hint = None
     spaces = isinstance(cutter, dict) and cutter.get("type") == "Metaspace" and cutter.get("split") is False
     if spaces and cutter.get("prepend_scheme") in METASPACE:

@@ -321,6 +321,7 @@ def attention_ops(config: ModelConfig, layer: int, table: int, cache: int) -> li
     before, after = (_transform(config, width) for width in (config.hidden_size, heads * head_dim))
     window = config.window(layer)
     tables = ("rope_cos", "rope_sin") if config.windows is None or window else ("still_cos", "still_sin")
+    shape, last = (heads, kv_heads, head_dim), config.family.norms_last
     return [
         *center,
         *_products(
@@ -331,7 +332,7 @@ def attention_ops(config: ModelConfig, layer: int, table: int, cache: int) -> li
         ),
         *([TernaryMatmul("q8", "q8_scale", (weight("attn_q.gate"),), "gate")] if config.output_gate else []),
         *([AddBias("qkv", weight("attn_qkv.bias"))] if config.qkv_biases else []),
-        RopeAppend("qkv", cache, heads, kv_heads, head_dim, *tables, config.rope_style, q_norm, k_norm, eps, table),
+        RopeAppend("qkv", cache, *shape, *tables, config.rope_style, q_norm, k_norm, eps, table, last),
         Attention("qkv", "attn", cache, heads, kv_heads, head_dim, window, table),
         GatedQuant("attn", "gate", "sigmoid", None, eps, "attn_q8", "attn_q8_scale", after)
         if config.output_gate

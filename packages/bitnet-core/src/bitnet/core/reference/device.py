@@ -25,6 +25,7 @@ from bitnet.core.hal import (
     LOGPROBS,
     NO_TOKEN,
     PENALTIES,
+    ROTATED_NORMS,
     STATES,
     TERNARY_TABLES,
     WINDOWS,
@@ -77,7 +78,7 @@ NUMPY_INFO = DeviceInfo(
     description="numpy reference device",
     vendor="numpy",
     type=DeviceType.CPU,
-    features=(PENALTIES, LOGPROBS, BLOCK_TABLES, TERNARY_TABLES, KV_I8, STATES, EXPERTS, WINDOWS, EMBEDDERS),
+    features=(PENALTIES, LOGPROBS, BLOCK_TABLES, TERNARY_TABLES, KV_I8, STATES, EXPERTS, WINDOWS, EMBEDDERS, ROTATED_NORMS),
     details={"numpy": np.__version__},
 )
 """``cpu:numpy``. Its memory is the host's; the size is not known here."""
@@ -351,13 +352,18 @@ class ReferenceExecutable(CheckedExecutable):
         qkv = self._tensors[op.qkv][:m].reshape(m, heads + 2 * groups, d)
         positions = step.positions()
         cos, sin = self._dense[op.cos][positions], self._dense[op.sin][positions]
-        turned = qkv[:, : heads + groups].copy()
+        rotated, width = qkv[:, : heads + groups].copy(), 2 * cos.shape[1]
+
+        def rotate() -> None:
+            rotated[..., :width] = ops.rotate(rotated[..., :width], cos, sin, op.style)
+
+        if op.norms_last:
+            rotate()
         for norm, part in ((op.q_norm, slice(heads)), (op.k_norm, slice(heads, None))):
             if norm is not None:
-                turned[:, part] = ops.rms_norm(turned[:, part], self._dense[norm], op.eps)
-        width = 2 * cos.shape[1]
-        rotated = turned.copy()
-        rotated[..., :width] = ops.rotate(turned[..., :width], cos, sin, op.style)
+                rotated[:, part] = ops.rms_norm(rotated[:, part], self._dense[norm], op.eps)
+        if not op.norms_last:
+            rotate()
         qkv[:, :heads] = rotated[:, :heads]
         size = self._cache.shape[3]
         for seq in step.sequences(op.table):

@@ -8,7 +8,9 @@ from typing import Literal, NamedTuple
 import numpy as np
 import pytest
 
+from bitnet.core.errors import InvalidInputError, UnsupportedProgramError
 from bitnet.core.hal import (
+    ROTATED_NORMS,
     Attention,
     Device,
     Embed,
@@ -25,7 +27,7 @@ from bitnet.core.hal import (
 )
 from bitnet.core.testing import oracle
 from bitnet.core.testing.base import DeviceTests
-from bitnet.core.testing.cases import Size, over, pick
+from bitnet.core.testing.cases import Size, needs, over, pick
 from bitnet.core.testing.rig import Array, Rig, assert_rel, assert_same_bits, assert_within, dense, not_yet, tensor
 
 BOUND = {"f32": 1e-5, "f16": 2e-3, "i8": 2e-3}
@@ -139,6 +141,7 @@ class Paged:
         chunk: int,
         turning: bool = True,
         norms: bool = False,
+        norms_last: bool = False,
         window: int | None = None,
         tables: int = 1,
     ) -> None:
@@ -148,7 +151,8 @@ class Paged:
         self.cos, self.sin = angles(positions, heads.d) if turning else identity(positions, heads.d)
         shape = heads.h, heads.g, heads.d
         self.norms = dict.fromkeys(("qn", "kn"), None) if not norms else {n: self._norm() for n in ("qn", "kn")}
-        named = {"q_norm": "qn", "k_norm": "kn", "eps": EPS} if norms else {}
+        self.norms_last = norms_last
+        named = {"q_norm": "qn", "k_norm": "kn", "eps": EPS, "norms_last": norms_last} if norms else {}
         rope = RopeAppend("qkv", 1, *shape, "cos", "sin", heads.style, **named, table=self.others)  # type: ignore[arg-type]
         ops: list[Op] = [rope, Attention("qkv", "out", 1, *shape, window, self.others)]
         specs = [tensor("qkv", "f32", "M", heads.columns), tensor("out", "f32", "M", heads.h * heads.d)]
@@ -177,9 +181,10 @@ class Paged:
         return self.rng.uniform(-2, 2, self.heads.d).astype(np.float32)
 
     def _turned(self, x: Array, norm: Array | None, owner: Sequence[tuple[int, int]]) -> Array:
-        """Heads ``x[m, heads, d]``, normalised and rotated to each token's position."""
-        pairs = zip(self._normed(x, norm), owner, strict=True)
-        return np.stack([oracle.rotate(head, self.cos[p], self.sin[p], self.heads.style) for head, (_, p) in pairs])
+        """Heads ``x[m, heads, d]``, normalised and rotated to each token's position, or the other way round."""
+        pairs = zip(x if self.norms_last else self._normed(x, norm), owner, strict=True)
+        turned = [oracle.rotate(head, self.cos[p], self.sin[p], self.heads.style) for head, (_, p) in pairs]
+        return self._normed(np.stack(turned), norm) if self.norms_last else np.stack(turned)
 
     def _normed(self, x: Array, norm: Array | None) -> Array:
         return x if norm is None else np.stack([oracle.rms_norm(head, norm, EPS) for head in x])
@@ -221,7 +226,7 @@ class Paged:
         assert_rel("rotated q", out_q.reshape(m, -1), exact_q.reshape(m, -1), 1e-6)
         assert_same_bits("v of qkv", out_v, v)
         if not np.array_equal(out_k, k):
-            only_normed = self._normed(k, self.norms["kn"])
+            only_normed = k if self.norms_last else self._normed(k, self.norms["kn"])
             near = only_normed if np.allclose(out_k, only_normed, rtol=1e-3) else exact_k
             assert_rel("k of qkv", out_k.reshape(m, -1), near.reshape(m, -1), 1e-6)
         for i, (s, p) in enumerate(owner):
@@ -265,6 +270,29 @@ class AttentionTests(DeviceTests):
         with paged.rig:
             paged.run([(0, Part(0, 30)), (1, Part(0, 3))])
             paged.run([(1, Part(3, 1)), (0, Part(30, 1))])
+
+    @needs(ROTATED_NORMS)
+    @pytest.mark.parametrize(
+        "heads",
+        [Heads(4, 2, 128), Heads(3, 1, 20, 16, "f32", "interleaved"), Heads(4, 2, 64, dtype="i8")],
+        ids=["f16", "f32", "i8"],
+    )
+    def test_norms_after_the_rotation(self, device: Device, rng: np.random.Generator, heads: Heads) -> None:
+        """Each head of q and of k is turned before it is normalised, by weights that differ within a pair."""
+        paged = Paged(device, rng, heads, length=60, seqs=2, chunk=40, norms=True, norms_last=True)
+        with paged.rig:
+            paged.run([(0, Part(0, 30)), (1, Part(0, 3))])
+            paged.run([(1, Part(3, 1)), (0, Part(30, 1))])
+
+    def test_a_device_without_norms_after_rotations_refuses(self, device: Device) -> None:
+        """One that has them refuses an operation that asks for their order, but has no norms."""
+        capable, table = ROTATED_NORMS in device.info.features, dense(np.ones((8, 8), np.float32))
+        named = {} if capable else {"q_norm": "n", "k_norm": "n", "eps": EPS}
+        op = RopeAppend("qkv", 0, 1, 1, 16, "t", "t", **named, norms_last=True)  # type: ignore[arg-type]
+        weights = {"t": table} | ({} if capable else {"n": dense(np.ones(16, np.float32))})
+        refusal = (InvalidInputError, "norms_last needs") if capable else (UnsupportedProgramError, "norms of heads")
+        with pytest.raises(refusal[0], match=refusal[1]):
+            Rig(device, [op], [tensor("qkv", "f32", "M", 48)], weights, limits=Limits(1), kv=KVSpec(1, 1, 16, 1))
 
     @over(mixtures)
     @pytest.mark.parametrize(

@@ -12,16 +12,20 @@ from collections.abc import Callable
 
 from bitnet.core.text.words import PATTERNS, byte_characters
 
-_STANDS_FOR = {"L": "\u00e9", "N": "\u00b2", "M": "\u0300", "P": "\u00a1"}
+_STANDS_FOR = {"L": "\u00e9", "N": "\u00b2", "M": "\u0300", "P": "\u00a1", "S": "\u00a9"}
 """By the first letter of a Unicode category, the character of an outline."""
-_SPACE, _OTHER = "\u00a0", "\u00a9"
+_SPACE, _OTHER = "\u00a0", "\u00ad"
 _LONG_S = "\u017f"
 """The only character that is not ASCII but equals an ASCII letter of a pattern, where case is ignored."""
 _MEMBERS = {
     "L": "A-Za-z\u00e9\u017f",
     "N": "0-9\u00b2",
     "M": "\u0300",
-    "P": re.escape("".join(c for c in map(chr, range(128)) if unicodedata.category(c)[0] == "P")) + "\u00a1",
+    **{
+        kind: re.escape("".join(c for c in map(chr, range(128)) if unicodedata.category(c)[0] == kind))
+        + _STANDS_FOR[kind]
+        for kind in "PS"
+    },
 }
 """The characters of a class in outlines, as part of a set in brackets."""
 _SEPARATORS = range(0x1C, 0x20)
@@ -70,24 +74,25 @@ def outline_pattern(pattern: str) -> str:
 
 def word_cutter(pre: str) -> Callable[[str], list[str]]:
     """A function that splits text into words, with characters for bytes, as the pre-tokenizer ``pre`` does."""
-    patterns = [re.compile(outline_pattern(pattern)) for pattern in PATTERNS[pre]]
+    patterns = [(re.compile(outline_pattern(pattern)), "\\" in pattern) for pattern in PATTERNS[pre]]
     characters = [byte_characters()[byte] for byte in range(256)]
 
     def cut(text: str) -> list[str]:
         outline = text.translate(_OUTLINE)
         pieces = [(0, len(text))]
-        for pattern in patterns:
-            pieces = [part for piece in pieces for part in _isolated(pattern, outline, *piece)]
+        for pattern, has_classes in patterns:  # one without classes names characters of the text
+            matched = outline if has_classes else text
+            pieces = [part for piece in pieces for part in _isolated(pattern, matched, *piece)]
         words = [text[begin:end] for begin, end in pieces]
         return ["".join([characters[byte] for byte in word.encode()]) for word in words]
 
     return cut
 
 
-def _isolated(pattern: re.Pattern[str], outline: str, begin: int, end: int) -> list[tuple[int, int]]:
-    """Where the matches of a pattern in a piece of an outline are, and what lies between them."""
+def _isolated(pattern: re.Pattern[str], text: str, begin: int, end: int) -> list[tuple[int, int]]:
+    """Where the matches of a pattern in a piece of a text or an outline are, and what lies between them."""
     found, at = [], begin
-    for match in pattern.finditer(outline[begin:end]):
+    for match in pattern.finditer(text[begin:end]):
         first, last = begin + match.start(), begin + match.end()
         if first > at:
             found.append((at, first))

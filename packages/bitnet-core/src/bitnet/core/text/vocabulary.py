@@ -28,6 +28,7 @@ OLMO = "olmo"
 DEFAULT = "default"
 QWEN2 = "qwen2"
 QWEN35 = "qwen35"
+HUNYUAN = "hunyuan-dense"
 PRE_TOKENIZERS: Mapping[str, str] = {
     **dict.fromkeys(("llama-bpe", "llama3", "llama-v3", "falcon3", "falcon-h1", "falcon_e"), LLAMA3),
     "gpt-2": GPT2,
@@ -35,13 +36,17 @@ PRE_TOKENIZERS: Mapping[str, str] = {
     "olmo": OLMO,
     **dict.fromkeys(("qwen2", "deepseek-r1-qwen"), QWEN2),
     "qwen35": QWEN35,
+    "hunyuan-dense": HUNYUAN,
 }
-"""Names of pre-tokenizers in files, mapped to the six that bitnet implements. ``olmo`` is GPT-2's after NFC, as in the
+"""Names of pre-tokenizers in files, mapped to the seven that bitnet implements. ``olmo`` is GPT-2's after NFC, as in the
 tokenizers of OLMo and TriLM, which are GPT-NeoX's. ``default`` is llama.cpp's own, of no model. ``falcon_e`` is
 in files of Microsoft's fork of llama.cpp alone; conversion replaces it."""
 
+HUNYUAN_END = "<\uff5chy_place\u2581holder\u2581no\u25812\uff5c>"
+"""The token that ends an answer of HunYuan's models, whatever id a file names."""
 END_OF_TURN = frozenset(
     {"<|eot_id|>", "<|eom_id|>", "<|im_end|>", "<|end|>", "<end_of_turn>", "<|endoftext|>", "<|end_of_text|>", "<EOT>"}
+    | {HUNYUAN_END}
 )
 """Tokens that end a model's answer in any vocabulary that has them; files name only one end token."""
 
@@ -81,7 +86,7 @@ class Vocabulary:
 
     Attributes:
         model: ``gpt2``: byte-level BPE with ``merges``; ``llama``: SentencePiece BPE with ``scores`` and byte fallback.
-        pre: ``llama-bpe``, ``gpt-2``, ``default``, ``olmo``, ``qwen2`` or ``qwen35``, for ``gpt2`` vocabularies.
+        pre: ``llama-bpe``, ``gpt-2``, ``default``, ``olmo``, ``qwen2``, ``qwen35`` or ``hunyuan-dense``, for ``gpt2`` vocabularies.
         types: :class:`TokenType` of each token.
         merges: Pairs as ``left right``, in order of priority.
         end_ids: Further tokens that end an answer.
@@ -154,6 +159,10 @@ def vocabulary_from_metadata(
     pre = PRE_TOKENIZERS[pre] if model == "gpt2" else LLAMA3
     types = read.numbers("token_type", count, "iu", TokenType.NORMAL)
     ids = {key: read.identifier(key, count) for key in ("bos_token_id", "eos_token_id", "eot_token_id", "eom_token_id")}
+    if ids["eos_token_id"] is not None and HUNYUAN_END in tokens and types[ids["eos_token_id"]] == TokenType.NORMAL:
+        wrong, ids["eos_token_id"] = ids["eos_token_id"], tokens.index(HUNYUAN_END)
+        named = f"{KEY}eos_token_id names the text {brief(tokens[wrong])}"
+        log.once(logging.WARNING, f"{named}: {HUNYUAN_END} ends answers instead.")
     ends = {i for i in ids.values() if i is not None} - {ids["bos_token_id"]}
     ends |= {i for i, token in enumerate(tokens) if token in END_OF_TURN}
     return Vocabulary(

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from functools import lru_cache
 
-from bitnet.core.text.vocabulary import DEFAULT, GPT2, LLAMA3, OLMO, QWEN2, QWEN35
+from bitnet.core.text.vocabulary import DEFAULT, GPT2, HUNYUAN, LLAMA3, OLMO, QWEN2, QWEN35
 
 _NUMBER, _REST = r"\p{N}", r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 _WORD = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|"
@@ -27,12 +27,20 @@ DEFAULT_WORDS = (
     r"[0-9][0-9][0-9]",
 )
 """Patterns of llama.cpp's pre-tokenizer ``default``; each splits the pieces that the ones before it have left."""
+HUNYUAN_WORDS = (
+    r"\p{N}{1,3}",
+    "[\u4e00-\u9fa5\u3040-\u309f\u30a0-\u30ff]+",
+    r"[!\"#$%&'()*+,\-./:;<=>?@\[\\\]^_`{|}~][A-Za-z]+|[^\r\n\p{L}\p{P}\p{S}]?[\p{L}\p{M}]+| ?[\p{P}\p{S}]+[\r\n]*"
+    r"|\s*[\r\n]+|\s+(?!\S)|\s+",
+)
+"""Patterns of HunYuan's tokenizer.json, which are DeepSeek V3's: digits in groups of three, Chinese and Japanese apart."""
 PATTERNS: Mapping[str, tuple[str, ...]] = {
     GPT2: (GPT2_WORDS,),
     OLMO: (GPT2_WORDS,),
     LLAMA3: (LLAMA3_WORDS,),
     QWEN2: (QWEN2_WORDS,),
     QWEN35: (QWEN35_WORDS,),
+    HUNYUAN: HUNYUAN_WORDS,
     DEFAULT: DEFAULT_WORDS,
 }
 """The patterns of each pre-tokenizer; what lies between two matches is a word, too."""

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from bitnet.core.hal import Activation
-from bitnet.core.model.architectures import bitnet, gemma3, llama, maple, minicpm, olmo, qwen2, qwen3, qwen35
+from bitnet.core.model.architectures import bitnet, gemma3, hunyuan, llama, maple, minicpm, olmo, qwen2, qwen3, qwen35
 from bitnet.core.model.architectures.base import ACTIVATIONS, Architecture, HFClass, RopeStyle
 from bitnet.core.model.architectures.refused import why_refused
 
 FAMILIES = (
     bitnet.FAMILY,
     gemma3.FAMILY,
+    hunyuan.FAMILY,
     llama.FAMILY,
     maple.FAMILY,
     minicpm.FAMILY,

@@ -53,6 +53,9 @@ class Architecture:
         master_weights: Whether float weights of a GGUF file are master weights.
         sub_norms: Whether folders' models have RMSNorms before the output projections; a GGUF file's tensors say it.
         head_norms: Whether folders' models have RMSNorms of q's and k's heads; a GGUF file's tensors say it.
+        norms_last: Whether those norms come after the rotary embedding.
+        ntk_alpha: Whether folders' ``dynamic`` scaling of rotary frequencies may have an ``alpha``, which stretches the
+            base once for all positions.
         qkv_biases: Whether q, k and v have biases.
         layer_norms: Whether the norms of the residual stream are LayerNorms without weights.
         eps: The norms' epsilon, where folders have no key for it.
@@ -75,6 +78,8 @@ class Architecture:
     master_weights: bool = False
     sub_norms: bool = False
     head_norms: bool = False
+    norms_last: bool = False
+    ntk_alpha: bool = False
     qkv_biases: bool = False
     layer_norms: bool = False
     eps: float | None = None

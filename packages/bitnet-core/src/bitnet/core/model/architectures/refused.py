@@ -4,7 +4,6 @@ from __future__ import annotations
 
 _REASONS = {
     "Gemma3": "folders of this family are not read; GGUF files are",
-    "hunyuan-dense": "its norms of q's and k's heads come after the rotary embedding, which no device here computes",
     "clip": "it is a vision encoder (mmproj), and bitnet reads no images: open the language model's own file",
     "OLMo": "folders for OLMo's own code are not read, and OLMo-BitNet's linear layers normalise their own inputs",
 }
