@@ -58,8 +58,8 @@ class GoldenModel:
             biases of q, k and v, ``olmo`` LayerNorms without weights; ``minicpm`` has ``scales`` (BitCPM4).
             ``qwen35`` has ``recurrent`` layers, gates of the attention's result, and heads of which the first
             ``rotated`` elements turn; a ``block`` means that inputs of products are transformed (Bonsai 2). ``gemma3``
-            has norms of sub-layers' results, and scaled embeddings (BitNet-embedding 270M). ``hunyuan`` has norms of q's
-            and k's heads after their rotation (Hy-MT).
+            has norms of sub-layers' results, and scaled embeddings (BitNet-embedding 270M). ``hunyuan`` has norms of
+            q's and k's heads after their rotation (Hy-MT).
         group: Columns of a weight that share a scale (64 or 128 in Ternary-Bonsai, 256 in BitCPM4); None: all of it.
         width: Width of the residual stream; None: that of all heads together.
         linear: Which of transformers' quantised layers computes it: ``bitlinear`` multiplies int8 codes by unpacked
@@ -348,7 +348,6 @@ MODELS = (
     _gemma("one-layer-embedding-gemma3", heads=3, kv_heads=3, head_dim=96, ffn=512, layers=1, width=132),
     _hunyuan("hunyuan", heads=4, kv_heads=1, head_dim=64, ffn=416, layers=2, width=192, rope=_NTK),
     _hunyuan("hunyuan-g64", heads=6, kv_heads=2, head_dim=48, ffn=448, layers=2, group=64, width=192, tied=False),
-    _hunyuan("hunyuan-g256", heads=4, kv_heads=4, head_dim=64, ffn=768, layers=2, group=256, rope=_NTK, seed=3),
     _hunyuan("one-layer-hunyuan", heads=8, kv_heads=2, head_dim=32, ffn=512, layers=1, linear="autobitlinear"),
     _minicpm("one-layer-minicpm", heads=8, kv_heads=1, head_dim=64, ffn=768, layers=1, group=256),
 )

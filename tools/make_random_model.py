@@ -8,8 +8,9 @@ The ``2b4t`` preset has the shape, the tensors and the metadata keys of the offi
 such a file with llama.cpp's groups. ``bonsai-27b`` has the shape of Bonsai 2 27B (Qwen3.5's graph with folded Hadamard
 transforms, PQ2_0), and ``bonsai-27b-small`` has every part of it. ``maple`` has the shape of Maple 20B-A1B, a mixture
 of 256 experts of which each token takes 8 (TQ2_0, tables in Q4_K), and ``maple-small`` every part of it. ``--experts``
-makes a smaller file of it. ``--encoding`` and ``--table`` name other formats, ``--plain`` leaves the transforms of
-Bonsai's out, and ``--folder`` writes a folder of Bonsai's, Hugging Face's or MLX's, instead of a file.
+makes a smaller file of it. ``hunyuan-small`` is a small file of Hy-MT's graph (TQ2_0, F16 embedding). ``--encoding`` and
+``--table`` name other formats, ``--plain`` leaves the transforms of Bonsai's out, and ``--folder`` writes a folder of
+Bonsai's, Hugging Face's or MLX's, instead of a file.
 The same seed gives the same file.
 """
 
@@ -28,8 +29,8 @@ import random_qwen35
 from bitnet.core.gguf import GGMLType, MetadataValue, TensorSource, write_gguf
 from bitnet.core.gguf.ternary import i2s_tail
 from random_blocks import CHUNK, DIGITS, FOUR, random_blocks
-from random_parts import normal, vocabulary
-from random_shapes import PRESETS, ExpertShape, HybridShape, Shape
+from random_parts import chat_tokenizer, normal, vocabulary
+from random_shapes import PRESETS, ExpertShape, HunYuanShape, HybridShape, Shape
 from running import positive, run_tool
 
 CHAT_TEMPLATE = (
@@ -59,12 +60,10 @@ def metadata(shape: Shape, seed: int = 0) -> dict[str, MetadataValue]:
     if isinstance(shape, ExpertShape):
         return random_maple.metadata(shape)
     arch = shape.architecture
-    tokens, types, merges = vocabulary(shape.vocab)
-    ids = {token: i for i, token in enumerate(tokens)}
     return {
         "general.architecture": arch,
         "general.name": f"random-{shape.layers}x{shape.hidden}",
-        **({"general.file_type": 40} if shape.group is None else {}),
+        **({"general.file_type": 40} if _blocks(shape) is None else {}),
         "general.quantization_version": 2,
         f"{arch}.vocab_size": shape.vocab,
         f"{arch}.context_length": shape.context,
@@ -77,6 +76,23 @@ def metadata(shape: Shape, seed: int = 0) -> dict[str, MetadataValue]:
         f"{arch}.attention.head_count_kv": shape.kv_heads,
         f"{arch}.attention.layer_norm_rms_epsilon": 1e-5,
         **({} if shape.hidden == shape.heads * shape.head_dim else {f"{arch}.attention.key_length": shape.head_dim}),
+        **_tokenizer(shape),
+    }
+
+
+def _blocks(shape: Shape) -> GGMLType | None:
+    """The format of ternary matrices; None: I2_S."""
+    if isinstance(shape, HunYuanShape):
+        return shape.encoding
+    return None if shape.group is None else Q2_0[shape.group]
+
+
+def _tokenizer(shape: Shape) -> dict[str, MetadataValue]:
+    if isinstance(shape, HunYuanShape):
+        return chat_tokenizer(shape.vocab, "hunyuan-dense")
+    tokens, types, merges = vocabulary(shape.vocab)
+    ids = {token: i for i, token in enumerate(tokens)}
+    return {
         "tokenizer.ggml.model": "gpt2",
         "tokenizer.ggml.tokens": list(tokens),
         "tokenizer.ggml.scores": np.zeros(len(tokens), np.float32),
@@ -99,18 +115,18 @@ def tensors(shape: Shape, seed: int) -> Iterator[tuple[str, TensorSource]]:
         yield from random_maple.tensors(shape, seed)
         return
     streams = iter(np.random.SeedSequence(seed).spawn(11 * shape.layers + 3))
-    group = shape.group
+    blocks = _blocks(shape)
     queries, keys = shape.heads * shape.head_dim, shape.kv_heads * shape.head_dim
 
     def ternary(n: int, k: int) -> TensorSource:
         rng = np.random.default_rng(next(streams))
-        return _ternary(rng, n, k) if group is None else random_blocks(rng, n, k, Q2_0[group])
+        return _ternary(rng, n, k) if blocks is None else random_blocks(rng, n, k, blocks)
 
     def norm(n: int) -> TensorSource:
         return normal(np.random.default_rng(next(streams)), (n,), 1.0, 0.1, np.float32)
 
     def table(n: int, k: int) -> TensorSource:
-        if group is not None:
+        if shape.group is not None:
             return ternary(n, k)
         return normal(np.random.default_rng(next(streams)), (n, k), 0.0, k**-0.5, np.float16)
 
@@ -119,7 +135,7 @@ def tensors(shape: Shape, seed: int) -> Iterator[tuple[str, TensorSource]]:
         block = f"blk.{layer}."
         yield block + "attn_norm.weight", norm(shape.hidden)
         yield block + "ffn_down.weight", ternary(shape.hidden, shape.ffn)
-        if group is None:
+        if blocks is None:
             yield block + "ffn_sub_norm.weight", norm(shape.ffn)
         else:
             yield block + "attn_q_norm.weight", norm(shape.head_dim)
@@ -127,7 +143,7 @@ def tensors(shape: Shape, seed: int) -> Iterator[tuple[str, TensorSource]]:
         yield block + "ffn_gate.weight", ternary(shape.ffn, shape.hidden)
         yield block + "ffn_up.weight", ternary(shape.ffn, shape.hidden)
         yield block + "ffn_norm.weight", norm(shape.hidden)
-        if group is None:
+        if blocks is None:
             yield block + "attn_sub_norm.weight", norm(queries)
         yield block + "attn_k.weight", ternary(keys, shape.hidden)
         yield block + "attn_output.weight", ternary(shape.hidden, queries)
@@ -159,7 +175,7 @@ def main() -> None:
     parser.add_argument("--rope-theta", type=float, metavar="X")
     parser.add_argument("--group", type=int, choices=Q2_0, help="columns of a scale (default: the preset's)")
     parser.add_argument("--untied", action="store_true", help="give the LM head a matrix of its own")
-    parser.add_argument("--encoding", choices=ENCODINGS, help="format of a Bonsai 27B's or a Maple's matrices")
+    parser.add_argument("--encoding", choices=ENCODINGS, help="format of a Bonsai 27B's, Maple's or HunYuan's matrices")
     parser.add_argument("--table", choices=TABLES, help="format of a Maple's embedding and head (default: q4_k)")
     parser.add_argument("--plain", action="store_true", help="leave a Bonsai 27B's transforms out")
     parser.add_argument("--folder", choices=("hf", "mlx"), help="write a Bonsai 27B as a folder of floats, or of MLX's")

@@ -54,7 +54,7 @@ def chat_tokenizer(size: int, pre: str) -> dict[str, MetadataValue]:
     """The keys of a byte-level tokenizer with Qwen's chat template.
 
     Args:
-        pre: How text is cut before merges: ``qwen2`` or ``qwen35``.
+        pre: How text is cut before merges: ``qwen2``, ``qwen35`` or ``hunyuan-dense``.
     """
     tokens, types, merges = vocabulary(size, SPECIAL)
     ids = {token: i for i, token in enumerate(tokens)}

@@ -70,6 +70,18 @@ class HybridShape(Shape):
 
 
 @dataclass(frozen=True)
+class HunYuanShape(Shape):
+    """The shape of a HunYuan, whose norms of heads come after the rotary embedding; ``encoding`` is the format of
+    ternary matrices, which have a scale for each block."""
+
+    encoding: GGMLType = GGMLType.TQ2_0
+
+    @property
+    def architecture(self) -> str:
+        return "hunyuan-dense"
+
+
+@dataclass(frozen=True)
 class ExpertShape(Shape):
     """The shape of a Maple: ``ffn`` is an expert's width; every ``interval``-th layer attends in full.
 
@@ -143,6 +155,7 @@ PRESETS: Mapping[str, Shape] = {
         rotary=64,
     ),
     "maple-small": ExpertShape(layers=4, ffn=256, context=4096, rope_theta=10_000.0),
+    "hunyuan-small": HunYuanShape(kv_heads=1, context=4096, rope_theta=11_158_840.0),
     "bonsai-27b-small": HybridShape(
         layers=4, heads=4, head_dim=128, ffn=512, context=4096, rope_theta=10_000_000.0, block=256
     ),

@@ -21,6 +21,7 @@ CLASSES = {
     "Qwen2ForCausalLM": "Qwen2Config",
     "Qwen3ForCausalLM": "Qwen3Config",
     "Qwen3_5ForCausalLM": "Qwen3_5TextConfig",
+    "HunYuanDenseV1ForCausalLM": "HunYuanDenseV1Config",
 }
 VALUES: dict[str, list[Any]] = {
     "vocab_size": [64, 1000],

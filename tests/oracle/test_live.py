@@ -193,6 +193,8 @@ CHECKPOINTS = [
     ("one-layer-olmo", "autobitlinear"),
     ("minicpm-g256", "bitlinear"),
     ("one-layer-minicpm", "autobitlinear"),
+    ("hunyuan", "bitlinear"),
+    ("one-layer-hunyuan", "autobitlinear"),
 ]
 
 

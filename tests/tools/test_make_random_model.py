@@ -19,7 +19,7 @@ from bitnet.core.model.inspect import inspect_tensors
 from make_random_model import ENCODINGS, make_model, metadata, tensors
 from random_parts import vocabulary
 from random_qwen35 import metadata as metadata_of_qwen35
-from random_shapes import PRESETS, HybridShape
+from random_shapes import PRESETS, HunYuanShape, HybridShape
 
 
 def test_the_2b4t_preset_is_the_official_files() -> None:
@@ -61,6 +61,23 @@ def test_other_shapes(tmp_path: Path) -> None:
     assert model.weights["blk.0.attn_q"].shape == (256, 128)
     assert not model.config.tied_embeddings
     assert model.tokenizer.vocab_size == 300
+
+
+@pytest.mark.parametrize("encoding", ["tq1_0", "tq2_0", "q2_0"])
+def test_a_small_hunyuan_opens(tmp_path: Path, encoding: str) -> None:
+    shape = PRESETS["hunyuan-small"]
+    assert isinstance(shape, HunYuanShape)
+    make_model(tmp_path / "a.gguf", replace(shape, encoding=ENCODINGS[encoding]))
+    model = open_model(tmp_path / "a.gguf")
+    assert model.quantization == encoding.upper()
+    assert (model.config.architecture, model.config.tied_embeddings, model.config.head_norms) == (
+        "hunyuan-dense",
+        True,
+        True,
+    )
+    assert not [report.warnings for report in inspect_tensors(model.gguf) if report.warnings]
+    text = "the 1234th cat, 日本 😀\n"
+    assert model.tokenizer.decode(model.tokenizer.encode(text)) == text
 
 
 @pytest.mark.parametrize("group", [64, 128])

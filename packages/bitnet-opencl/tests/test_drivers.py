@@ -63,17 +63,15 @@ def absent(library: Path, how: str) -> str | None:
 
 
 def passed(done: subprocess.CompletedProcess[str]) -> int:
-    """How many tests passed; none may have failed, or been skipped but for operations of embedders, which it lacks."""
+    """How many tests passed; none may have failed, or been skipped but for operations that it lacks."""
     said = done.stdout + done.stderr
     assert done.returncode == 0, said
     summary = said.strip().splitlines()[-1]
     found = re.search(r"(\d+) passed", summary)
     assert found, said
-    skipped, lacking = (
-        re.search(r"(\d+) skipped", summary),
-        re.search(r"(?m)^skipped (\d+): \S+ has no embedders$", said),
-    )
-    assert (skipped and skipped[1]) == (lacking and lacking[1]), said
+    skipped = re.search(r"(\d+) skipped", summary)
+    lacking = re.findall(r"(?m)^skipped (\d+): \S+ has no (?:embedders|rotated-norms)$", said)
+    assert (int(skipped[1]) if skipped else 0) == sum(map(int, lacking)), said
     return int(found[1])
 
 

@@ -258,6 +258,26 @@ def test_qwen3(folder: Make) -> None:
         np.testing.assert_array_equal(ternary(model, name)[0], codes)
 
 
+def test_hunyuan(folder: Make) -> None:
+    source = reshaped(folder, "HunYuanDenseV1ForCausalLM")
+    source.config |= {"head_dim": 16, "rope_scaling": {"type": "dynamic", "alpha": 1000.0, "factor": 1.0}}
+    norms = np.random.default_rng().uniform(0.5, 2, (2, 2, 16)).astype(np.float32)
+    for layer in range(2):
+        for i, name in enumerate(("query_layernorm", "key_layernorm")):
+            source.tensors[f"model.layers.{layer}.self_attn.{name}.weight"] = norms[layer, i]
+    model = converted(source.write())
+    assert (model.config.architecture, model.config.rope_style, model.config.head_norms) == (
+        "hunyuan-dense",
+        "neox",
+        True,
+    )
+    assert model.config.rope_theta == pytest.approx(source.config["rope_theta"] * 1000 ** (16 / 14), rel=1e-6)
+    np.testing.assert_array_equal(model.weights["blk.1.attn_q_norm"].load(), norms[1, 0])
+    np.testing.assert_array_equal(model.weights["blk.1.attn_k_norm"].load(), norms[1, 1])
+    for name, codes in source.codes.items():
+        np.testing.assert_array_equal(ternary(model, name)[0], codes)
+
+
 def biased(folder: Make, kind: str = "bitlinear") -> tuple[Any, dict[str, np.ndarray]]:
     """A folder of Qwen2's, and its biases by their GGUF names; those of q are in BF16."""
     source, biases = reshaped(folder, "Qwen2ForCausalLM"), {}

@@ -48,6 +48,7 @@ LLAMA = {
 OLMO = LLAMA | {"vocab_size": 50_304, "rms_eps": 1e-5, "layer_norms": True}
 QWEN2 = LLAMA | {"vocab_size": 151_936, "ffn_size": 22_016, "context_length": 32_768, "qkv_biases": True}
 QWEN3 = QWEN2 | {"head_norms": True, "qkv_biases": False}
+HUNYUAN = LLAMA | {"vocab_size": 290_943, "rms_eps": 1e-5, "head_norms": True}
 SCALES = {"embedding_scale": 1.0, "residual_scale": 1 / math.sqrt(32), "logit_scale": 2**-12}
 MINICPM = LLAMA | {"tied_embeddings": True} | SCALES
 TABLE = {
@@ -58,6 +59,7 @@ TABLE = {
     "Qwen2ForCausalLM": QWEN2,
     "Qwen3ForCausalLM": QWEN3,
     "MiniCPMForCausalLM": MINICPM,
+    "HunYuanDenseV1ForCausalLM": HUNYUAN,
 }
 IDS: dict[str, tuple[int | None, int | None]] = dict.fromkeys(TABLE, (1, 2))
 IDS |= {"BitNetForCausalLM": (128_000, 128_001), "Qwen2ForCausalLM": (None, None), "Qwen3ForCausalLM": (None, None)}

@@ -18,7 +18,7 @@ from bitnet.core.errors import InvalidInputError, ModelFileError
 from bitnet.core.gguf import TensorSource, write_gguf
 from bitnet.core.model import ModelFile, open_model
 from bitnet.core.model.convert import convert_model
-from bitnet.core.text.words import QWEN2_WORDS, QWEN35_WORDS, SPACE
+from bitnet.core.text.words import HUNYUAN_WORDS, QWEN2_WORDS, QWEN35_WORDS, SPACE
 
 Make = Callable[..., Any]
 TEXT = "The cat's 1234 mats,\n\n  naïve 😀 the rat  <x> "
@@ -136,6 +136,18 @@ def like_qwen35(source: Source) -> None:
     source.tokenizer["pre_tokenizer"]["pretokenizers"][0]["pattern"] = {"Regex": QWEN35_WORDS}
 
 
+def like_hunyuan(source: Source) -> None:
+    """In the file, the pattern holds the characters of new lines themselves, as DeepSeek V3's does."""
+    like_qwen(source)
+    level = source.tokenizer["pre_tokenizer"]["pretokenizers"][1]
+    patterns = [words.replace(r"\r", "\r").replace(r"\n", "\n") for words in HUNYUAN_WORDS]
+    splits = [
+        {"type": "Split", "pattern": {"Regex": words}, "behavior": "Isolated", "invert": False} for words in patterns
+    ]
+    source.tokenizer["pre_tokenizer"]["pretokenizers"] = [*splits, level]
+    source.tokenizer["normalizer"] = {"type": "Sequence", "normalizers": []}
+
+
 def like_olmo(source: Source) -> None:
     level = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": True}
     source.tokenizer |= {"normalizer": {"type": "NFC"}, "decoder": level, "pre_tokenizer": level}
@@ -164,6 +176,7 @@ def unknown_instead_of_bytes(source: Source) -> None:
         unknown_instead_of_bytes,
         like_qwen,
         like_qwen35,
+        like_hunyuan,
         like_olmo,
     ],
 )

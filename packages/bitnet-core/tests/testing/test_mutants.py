@@ -188,6 +188,10 @@ def turns_pairs_of_the_other_style(x: Array, cos: Array, sin: Array, style: str)
     return rotate(x, cos, sin, {"neox": "interleaved", "interleaved": "neox"}[style])  # type: ignore[arg-type]
 
 
+def norms_before_it_turns(self: Any, op: Any, step: Any, right: Any = Executable._rope_append) -> None:
+    right(self, replace(op, norms_last=False), step)
+
+
 # -- norms and quantisation
 
 
@@ -714,6 +718,11 @@ MUTANTS = [
     Mutant("signs before the inverse", ("undoes",), method(Executable, "_restored", signs_early)),
     Mutant("heads not put back", ("gated_quant",), recurrent_op("untiled", lambda x, k_heads, head_dim: x)),
     Mutant("silu where sigmoid is due", ("gated_quant",), recurrent_op("sigmoid", recurrent.silu)),
+    Mutant(
+        "norms of heads before the rotation",
+        ("norms_after_the_rotation",),
+        lambda patch: patch.setattr(Executable, "_rope_append", norms_before_it_turns),
+    ),
     Mutant("pairs of the other style", ("rope_of_a_part",), op("rotate", turns_pairs_of_the_other_style)),
     Mutant("entries not checked", ("bad_entries",), method(hal_check.StepCheck, "_check_states", checks_nothing)),
     Mutant("a tie takes the higher expert", ("equal_logits",), expert_op("route", takes_the_higher_of_a_tie)),

@@ -9,7 +9,7 @@ import pytest
 import tokenizers
 from tokenizers import decoders, models, normalizers, pre_tokenizers, trainers
 
-from bitnet.core.text.vocabulary import GPT2, LLAMA3, OLMO, QWEN2, QWEN35
+from bitnet.core.text.vocabulary import GPT2, HUNYUAN, LLAMA3, OLMO, QWEN2, QWEN35
 from bitnet.core.text.words import LLAMA3_WORDS, SPACE
 
 SPECIAL = ["<|begin_of_text|>", "<|end_of_text|>", "<|eot_id|>"]
@@ -19,6 +19,13 @@ QWEN2_WORDS = (
 """The pattern of the tokenizer.json of Qwen 2.5 and 3."""
 QWEN35_WORDS = QWEN2_WORDS.replace(r"\p{L}+", r"[\p{L}\p{M}]+").replace(r"\s\p{L}\p{N}", r"\s\p{L}\p{M}\p{N}")
 """The pattern of the tokenizer.json of Qwen 3.5: marks belong to words."""
+HUNYUAN_WORDS = (
+    r"\p{N}{1,3}",
+    "[一-龥\u3040-ゟ゠-ヿ]+",
+    r"""[!"#$%&'()*+,\-./:;<=>?@\[\\\]^_`{|}~][A-Za-z]+|[^\r\n\p{L}\p{P}\p{S}]?[\p{L}\p{M}]+| ?[\p{P}\p{S}]+[\r\n]*"""
+    r"""|\s*[\r\n]+|\s+(?!\S)|\s+""",
+)
+"""The patterns of the tokenizer.json of DeepSeek V3, which are HunYuan's."""
 CORPUS = [
     "It's a fine day, isn't it? The 1,234 cats of 2024 sat on 56789 mats; they'll stay.",
     "Größe und Übermut: naïve Fragen, déjà vu — “Anführung” … 3.14159",
@@ -29,14 +36,15 @@ CORPUS = [
 
 @pytest.fixture(scope="session")
 def byte_level() -> Callable[[str], tokenizers.Tokenizer]:
-    """A byte-level BPE as Hugging Face would load it, with the words of Llama 3, Qwen 2 or GPT-2 (OLMo's, too)."""
+    """A byte-level BPE as Hugging Face would load it, with the words of Llama 3, Qwen, HunYuan or GPT-2 (OLMo's)."""
 
     def train(pre: str) -> tokenizers.Tokenizer:
         tokenizer = tokenizers.Tokenizer(models.BPE(ignore_merges=pre == LLAMA3))
         level = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=pre in (GPT2, OLMO))
-        words = {LLAMA3: LLAMA3_WORDS, QWEN2: QWEN2_WORDS, QWEN35: QWEN35_WORDS}.get(pre, "")
-        split = pre_tokenizers.Split(tokenizers.Regex(words), "isolated")
-        tokenizer.pre_tokenizer = level if not words else pre_tokenizers.Sequence([split, level])
+        one = {LLAMA3: LLAMA3_WORDS, QWEN2: QWEN2_WORDS, QWEN35: QWEN35_WORDS}
+        words = HUNYUAN_WORDS if pre == HUNYUAN else [one[pre]] if pre in one else []
+        splits = [pre_tokenizers.Split(tokenizers.Regex(pattern), "isolated") for pattern in words]
+        tokenizer.pre_tokenizer = level if not words else pre_tokenizers.Sequence([*splits, level])
         if pre in (QWEN2, QWEN35, OLMO):
             tokenizer.normalizer = normalizers.NFC()
         tokenizer.decoder = decoders.ByteLevel()

@@ -29,6 +29,7 @@ from bitnet.core.text.tokenizer import StreamDecoder, Tokenizer
 from bitnet.core.text.vocabulary import (
     DEFAULT,
     GPT2,
+    HUNYUAN,
     LLAMA3,
     OLMO,
     QWEN2,
@@ -71,7 +72,7 @@ def encoder(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> 
     return str(request.param)
 
 
-@pytest.fixture(params=[LLAMA3, QWEN2, QWEN35, GPT2, OLMO])
+@pytest.fixture(params=[LLAMA3, QWEN2, QWEN35, HUNYUAN, GPT2, OLMO])
 def pair(
     encoder: str, request: pytest.FixtureRequest, byte_level: Callable[[str], Any]
 ) -> tuple[Tokenizer, tokenizers.Tokenizer]:
@@ -95,7 +96,7 @@ def test_byte_level_text(encoder: str, pair: tuple[Tokenizer, tokenizers.Tokeniz
         assert ours.decode(ids) == normal == theirs.decode(ids)
 
 
-@pytest.mark.parametrize("pre", [LLAMA3, QWEN2, QWEN35, GPT2, OLMO, DEFAULT])
+@pytest.mark.parametrize("pre", [LLAMA3, QWEN2, QWEN35, HUNYUAN, GPT2, OLMO, DEFAULT])
 def test_python_cuts_words_like_the_library(pre: str, random_text: RandomText) -> None:
     """A character is in a class for one of the two only if Unicode has not long had it."""
     ours, theirs = cutting.word_cutter(pre), word_cutter(pre)
@@ -104,13 +105,14 @@ def test_python_cuts_words_like_the_library(pre: str, random_text: RandomText) -
         assert ours(text) == [word for word, _ in theirs.pre_tokenize_str(text)]
 
 
-@pytest.mark.parametrize("pre", [LLAMA3, QWEN2, QWEN35, GPT2, OLMO, DEFAULT])
+@pytest.mark.parametrize("pre", [LLAMA3, QWEN2, QWEN35, HUNYUAN, GPT2, OLMO, DEFAULT])
 def test_python_cuts_every_kind_of_character_like_the_library(pre: str) -> None:
     """Spaces of Unicode and of Python, letters, digits, marks, punctuation and symbols, and the long s as in 's."""
     kinds = [
         "'s \u017f 'LL're",
         "\r\n\t\x0b\x0c\x1c\x1d\x1e\x1f\x85\xa0\u1680\u2003\u2028\u2029\u202f\u205f\u3000\u180e\u200b\ufeff",
         "aZ\u00e9\u00df\u65e5\U00010330\u01c5\u02b0",
+        "\u4e00\u9fa5\u9fa6\u3400\u303f\u3042\u3099\u309b\u309d\u30a0\u30ab\u30fb\u30ff\u3105\uff76",
         "09\u0660\u00bd\u2167\U0001d7ce",
         "\u0301\u0903\u20dd",
         "!_-(\u00bf\u00ab\u2014\u3001\U00010a50",
@@ -136,6 +138,21 @@ def test_marks_are_parts_of_words_for_qwen35(byte_level: Callable[[str], Any]) -
         cutter, theirs = word_cutter(pre), byte_level(pre).pre_tokenizer
         assert [len(cutter.pre_tokenize_str(text)) for text in texts] == counts
         assert all(cutter.pre_tokenize_str(text) == theirs.pre_tokenize_str(text) for text in texts)
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("It's 12345678", ["It", "'s", " ", "123", "456", "78"]),
+        ("日本語のtext、中文。", ["日本語の", "text", "、", "中文", "。"]),
+        ("«naïve» 12½ *bold", ["«", "naïve", "»", " ", "12½", " ", "*bold"]),
+    ],
+)
+def test_the_words_of_hunyuan(text: str, words: list[str]) -> None:
+    """As llama.cpp's ``hunyuan-dense`` and DeepSeek V3's tokenizer.json cut them; Qwen 2's are others."""
+    found = word_cutter(HUNYUAN).pre_tokenize_str(text)
+    assert [text[begin:end] for _, (begin, end) in found] == words
+    assert [text[begin:end] for _, (begin, end) in word_cutter(QWEN2).pre_tokenize_str(text)] != words
 
 
 def test_sentencepiece_text(encoder: str, sentencepiece: tokenizers.Tokenizer, random_text: RandomText) -> None:

@@ -217,7 +217,8 @@ def _lines(
     if config is not None:
         traits: list[str] = [config.activation]
         traits += ["sub-norms"] if config.sub_norms else []
-        traits += ["norms of heads"] if config.head_norms else []
+        after = " after their rotation" if config.family.norms_last else ""
+        traits += [f"norms of heads{after}"] if config.head_norms else []
         traits += ["norms before each product"] if config.input_norms else []
         traits += ["norms after each sub-layer"] if config.family.sandwiched else []
         traits += ["LayerNorms without weights"] if config.layer_norms else []

@@ -89,7 +89,16 @@ class CpuBackend:
             vendor=_vendor(system.cpu_model()),
             type=DeviceType.CPU,
             memory=system.memory_total(),
-            features=(*_FEATURES[level], *KERNEL_FEATURES, BLOCK_TABLES, STATES, EXPERTS, WINDOWS, EMBEDDERS, ROTATED_NORMS),
+            features=(
+                *_FEATURES[level],
+                *KERNEL_FEATURES,
+                BLOCK_TABLES,
+                STATES,
+                EXPERTS,
+                WINDOWS,
+                EMBEDDERS,
+                ROTATED_NORMS,
+            ),
             details={"level": level, "cores": str(default_threads()), "architecture": platform.machine()},
         )
 

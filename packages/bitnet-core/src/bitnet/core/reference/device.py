@@ -78,7 +78,18 @@ NUMPY_INFO = DeviceInfo(
     description="numpy reference device",
     vendor="numpy",
     type=DeviceType.CPU,
-    features=(PENALTIES, LOGPROBS, BLOCK_TABLES, TERNARY_TABLES, KV_I8, STATES, EXPERTS, WINDOWS, EMBEDDERS, ROTATED_NORMS),
+    features=(
+        PENALTIES,
+        LOGPROBS,
+        BLOCK_TABLES,
+        TERNARY_TABLES,
+        KV_I8,
+        STATES,
+        EXPERTS,
+        WINDOWS,
+        EMBEDDERS,
+        ROTATED_NORMS,
+    ),
     details={"numpy": np.__version__},
 )
 """``cpu:numpy``. Its memory is the host's; the size is not known here."""

@@ -38,8 +38,8 @@ PRE_TOKENIZERS: Mapping[str, str] = {
     "qwen35": QWEN35,
     "hunyuan-dense": HUNYUAN,
 }
-"""Names of pre-tokenizers in files, mapped to the seven that bitnet implements. ``olmo`` is GPT-2's after NFC, as in the
-tokenizers of OLMo and TriLM, which are GPT-NeoX's. ``default`` is llama.cpp's own, of no model. ``falcon_e`` is
+"""Names of pre-tokenizers in files, mapped to the seven that bitnet implements. ``olmo`` is GPT-2's after NFC, as in
+the tokenizers of OLMo and TriLM, which are GPT-NeoX's. ``default`` is llama.cpp's own, of no model. ``falcon_e`` is
 in files of Microsoft's fork of llama.cpp alone; conversion replaces it."""
 
 HUNYUAN_END = "<\uff5chy_place\u2581holder\u2581no\u25812\uff5c>"
@@ -86,7 +86,8 @@ class Vocabulary:
 
     Attributes:
         model: ``gpt2``: byte-level BPE with ``merges``; ``llama``: SentencePiece BPE with ``scores`` and byte fallback.
-        pre: ``llama-bpe``, ``gpt-2``, ``default``, ``olmo``, ``qwen2``, ``qwen35`` or ``hunyuan-dense``, for ``gpt2`` vocabularies.
+        pre: ``llama-bpe``, ``gpt-2``, ``default``, ``olmo``, ``qwen2``, ``qwen35`` or ``hunyuan-dense``, for ``gpt2``
+            vocabularies.
         types: :class:`TokenType` of each token.
         merges: Pairs as ``left right``, in order of priority.
         end_ids: Further tokens that end an answer.

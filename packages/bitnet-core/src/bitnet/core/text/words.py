@@ -33,7 +33,8 @@ HUNYUAN_WORDS = (
     r"[!\"#$%&'()*+,\-./:;<=>?@\[\\\]^_`{|}~][A-Za-z]+|[^\r\n\p{L}\p{P}\p{S}]?[\p{L}\p{M}]+| ?[\p{P}\p{S}]+[\r\n]*"
     r"|\s*[\r\n]+|\s+(?!\S)|\s+",
 )
-"""Patterns of HunYuan's tokenizer.json, which are DeepSeek V3's: digits in groups of three, Chinese and Japanese apart."""
+"""Patterns of HunYuan's tokenizer.json, which are DeepSeek V3's: digits in groups of three, Chinese and Japanese
+apart."""
 PATTERNS: Mapping[str, tuple[str, ...]] = {
     GPT2: (GPT2_WORDS,),
     OLMO: (GPT2_WORDS,),
