@@ -8,9 +8,9 @@ The ``2b4t`` preset has the shape, the tensors and the metadata keys of the offi
 such a file with llama.cpp's groups. ``bonsai-27b`` has the shape of Bonsai 2 27B (Qwen3.5's graph with folded Hadamard
 transforms, PQ2_0), and ``bonsai-27b-small`` has every part of it. ``maple`` has the shape of Maple 20B-A1B, a mixture
 of 256 experts of which each token takes 8 (TQ2_0, tables in Q4_K), and ``maple-small`` every part of it. ``--experts``
-makes a smaller file of it. ``hunyuan-small`` is a small file of Hy-MT's graph (TQ2_0, F16 embedding). ``--encoding`` and
-``--table`` name other formats, ``--plain`` leaves the transforms of Bonsai's out, and ``--folder`` writes a folder of
-Bonsai's, Hugging Face's or MLX's, instead of a file.
+makes a smaller file of it. ``hunyuan-small`` is a small file of Hy-MT's graph (TQ2_0, F16 embedding).
+``--encoding`` and ``--table`` name other formats, ``--plain`` leaves the transforms of Bonsai's out, and ``--folder``
+writes a folder of Bonsai's, Hugging Face's or MLX's, instead of a file.
 The same seed gives the same file.
 """
 

@@ -194,7 +194,7 @@ CHECKPOINTS = [
     ("minicpm-g256", "bitlinear"),
     ("one-layer-minicpm", "autobitlinear"),
     ("hunyuan", "bitlinear"),
-    ("one-layer-hunyuan", "autobitlinear"),
+    ("hunyuan-odd", "autobitlinear"),
 ]
 
 

@@ -116,7 +116,8 @@ def test_the_suite_passes(
     passed = re.search(r"(\d+) passed, (\d+) skipped in [^\n]*$", said.strip())
     assert passed, said
     skipped = re.findall(
-        r"^SKIPPED \[(\d+)\] .*has no (look-ahead|states|experts|windows|embedders|rotated-norms)(?:, (?:logprobs|windows))?$",
+        r"^SKIPPED \[(\d+)\] .*has no (look-ahead|states|experts|windows|embedders|rotated-norms)"
+        r"(?:, (?:logprobs|windows))?$",
         said,
         re.MULTILINE,
     )

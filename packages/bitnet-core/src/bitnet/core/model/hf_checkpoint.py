@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -17,7 +18,7 @@ from bitnet.core.gguf.quants import CHUNK, decode
 from bitnet.core.gguf.ternary import load_ternary, pack_codes, transcode
 from bitnet.core.gguf.writer import Tensor
 from bitnet.core.hal import TernaryData, TernaryWeight
-from bitnet.core.model import hf_delta_net, mlx
+from bitnet.core.model import hf_delta_net, hf_experts, mlx
 from bitnet.core.model.delta_net import DeltaNet
 from bitnet.core.model.hf_config import HFConfig
 from bitnet.core.model.hf_vocabulary import read_vocabulary
@@ -98,14 +99,18 @@ def _sources(
     units = {} if config.divides else {n: t for n, t in stored.items() if n.endswith(".weight_scale")}
     for name, expected in expected_weights(config.model):
         tensor = stored.pop(expected.tensor(name), None)
+        if tensor is None and len(expected.shape) == 3 and f"{name}.0.weight" in stored:
+            tensors[f"{name}.weight"] = hf_experts.stacked_experts(
+                name, expected.shape, stored, partial(_matrix_of_rows, config), folder
+            )
+            continue
         if tensor is None:
             raise ModelFileError("is missing.", path=folder, field=f"tensor {name!r} (GGUF name)")
         scale = stored.pop(f"{name}.weight_scale", None)
         source: TensorSource | TernarySource
-        if tensor.dtype == "U32" and len(expected.shape) == 2:
-            scales, biases = (stored.pop(f"{name}.{part}", None) for part in ("scales", "biases"))
-            weight = mlx.ternary_matrix(tensor, scales, biases, expected.shape[1])
-            source = TernarySource(_reordered(config, name, weight), tensor.error)
+        if tensor.dtype == "U32" and len(expected.shape) > 1:
+            parts = tuple(stored.pop(f"{name}.{part}", None) for part in ("scales", "biases", "row_alpha"))
+            source = _packed(config, name, tensor, parts, expected)
         elif expected.kind == "ternary":
             source = _ternary(config, name, tensor, scale)
         else:
@@ -113,7 +118,7 @@ def _sources(
             source = _dense(tensor, expected, units.get(f"{name.removesuffix('.bias')}.weight_scale"))
         if net is not None:
             source = _tiled(net, name, source, mlx=mlx_folder, grouped_out=grouped_out)
-        shape = source.shape if isinstance(source, TensorSource) else source.weight.shape
+        shape = source.shape if isinstance(source, TensorSource) else source.stacked or source.weight.shape
         if shape != expected.shape:
             raise tensor.error(f"has the shape {shape}; according to config.json it must be {expected.shape}.")
         tensors[expected.tensor(name)] = source
@@ -121,6 +126,29 @@ def _sources(
         if not name.endswith("inv_freq"):  # rotary frequencies that old versions stored
             raise tensor.error(f"is not part of the architecture {config.model.architecture} as bitnet runs it.")
     return tensors
+
+
+def _packed(
+    config: HFConfig, name: str, words: Stored, parts: tuple[Stored | None, ...], expected: Expected
+) -> TensorSource | TernarySource:
+    """A matrix of MLX's, or the matrices of all experts, whose scales and biases, or scales of rows, are ``parts``."""
+    scales, biases, alphas = parts
+    columns = expected.shape[-1]
+    if expected.kind == "dense" and not mlx.is_ternary(words, columns):
+        return mlx.table(words, scales, biases, columns)
+    if alphas is None:
+        weight = mlx.ternary_matrix(words, scales, biases, columns)
+    else:
+        weight = mlx.ternary_rows(words, alphas, columns)
+    stacked = (*words.shape[:-1], columns) if len(expected.shape) == 3 else None
+    return TernarySource(_reordered(config, name, weight), words.error, stacked)
+
+
+def _matrix_of_rows(config: HFConfig, tensor: Stored) -> TernaryWeight:
+    """One expert's matrix of floats."""
+    if config.group != "row" or tensor.dtype not in FLOATS:
+        raise tensor.error(f"is {tensor.dtype}; experts' matrices are floats, ternary with a scale for each row.")
+    return grouped_floats(tensor, tensor.shape[1])
 
 
 def _tiled(
@@ -146,8 +174,11 @@ def _name(name: str, *, recurrent: bool) -> str:
 def _module(name: str, *, recurrent: bool) -> str:
     """The GGUF name of a module."""
     layer, _, rest = name.removeprefix("model.layers.").partition(".")
-    names = LAYER_NAMES | hf_delta_net.LAYER_NAMES if recurrent else LAYER_NAMES
-    return f"blk.{layer}.{names[rest]}" if layer.isdecimal() and rest in names else NAMES.get(name, name)
+    names = LAYER_NAMES | (hf_delta_net.LAYER_NAMES if recurrent else hf_experts.LAYER_NAMES)
+    if not layer.isdecimal():
+        return (NAMES | hf_experts.NAMES).get(name, name)
+    known = names.get(rest) or hf_experts.expert_name(rest)
+    return name if known is None else f"blk.{layer}.{known}"
 
 
 def _dense(tensor: Stored, expected: Expected, scale: Stored | None) -> TensorSource:
@@ -180,7 +211,8 @@ def _ternary(config: HFConfig, name: str, tensor: Stored, scale: Stored | None) 
         raise tensor.error(f"{tensor.dtype} {tensor.shape} is not a ternary matrix with a scale.")
     shape = (tensor.shape[0] * (4 if packed else 1), tensor.shape[1])
     if config.group is not None and not packed:
-        return TernarySource(grouped_floats(tensor, config.group), tensor.error)
+        group = shape[1] if config.group == "row" else config.group
+        return TernarySource(grouped_floats(tensor, group), tensor.error)
 
     def load() -> TernaryData:
         factor = 1.0 if scale is None else _scale(scale, divides=config.divides)

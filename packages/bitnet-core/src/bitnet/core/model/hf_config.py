@@ -6,13 +6,14 @@ import math
 import os
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
 
 from bitnet.core.errors import ModelFileError, brief
 from bitnet.core.gguf import MetadataValue
+from bitnet.core.hal.operands import MAX_K
 from bitnet.core.model.architectures import (
     ACTIVATIONS,
     BY_GGUF_NAME,
@@ -23,6 +24,7 @@ from bitnet.core.model.architectures import (
 )
 from bitnet.core.model.config import MAX_TIMES_WIDER, ModelConfig, shape_faults
 from bitnet.core.model.hf_delta_net import flattened, layer_keys, read_layers
+from bitnet.core.model.hf_experts import expert_keys, read_folder_experts, read_folder_windows
 from bitnet.core.model.rope import longrope_attention, yarn_attention
 from bitnet.core.model.safetensors import read_json
 from bitnet.core.text.vocabulary import MAX_TOKENS
@@ -57,7 +59,7 @@ class HFConfig:
         divides: Whether ``weight_scale`` divides the codes (transformers' BitLinear) or multiplies them
             (AutoBitLinear).
         online: Whether float weights are master weights that are quantised at every use.
-        group: Columns of a float weight that share a scale; None: all weights of a matrix do.
+        group: Columns of a float weight that share a scale, or ``row``; None: all weights of a matrix do.
 
     Raises:
         ModelFileError: The model is not supported, or the file is invalid.
@@ -88,7 +90,7 @@ class HFConfig:
             self.values = flattened(self.values, self.error)
         given = {key: value for key, value in self.values.items() if value is not None or key in meaning}
         self.values = defaults | given
-        self.group: int | None = None
+        self.group: int | Literal["row"] | None = None
         quantization = self._quantization(family)
         self.divides = quantization.get("linear_class", "bitlinear") == "bitlinear"
         self.online = quantization.get("quantization_mode", "offline") == "online"
@@ -97,19 +99,22 @@ class HFConfig:
         kv_heads = self.integer("num_key_value_heads", heads)
         if heads % kv_heads:
             raise self.error("num_key_value_heads", f"{kv_heads} does not divide the {heads} heads.")
-        ffn = self.integer("intermediate_size")
+        ffn_key = "moe_intermediate_size" if family.experts else "intermediate_size"
+        ffn = self.integer(ffn_key)
         for wrong, message in shape_faults(hidden=hidden, heads=heads, head_dim=head_dim, ffn=ffn):
-            raise self.error(_KEYS_OF_SHAPE[wrong], message)
+            raise self.error({**_KEYS_OF_SHAPE, "ffn": ffn_key}[wrong], message)
         vocab = self.integer("vocab_size")
         if vocab > MAX_TOKENS:
             raise self.error("vocab_size", f"is {vocab}; the limit is {MAX_TOKENS}.")
         if self.values.get("clip_qkv") is not None:
             raise self.error("clip_qkv", "is not supported: bitnet does not clamp q, k and v.")
-        for key in ("use_sliding_window", "sparse_config"):
+        for key in ("sparse_config",) if family.experts else ("use_sliding_window", "sparse_config"):
             if self.values.get(key):
                 raise self.error(key, "is not supported: in bitnet every token attends to all earlier ones.")
         kinds = self.values.get("layer_types") or []
-        if not family.recurrent and (not isinstance(kinds, list) or any(kind != "full_attention" for kind in kinds)):
+        if not family.partly_rotated and (
+            not isinstance(kinds, list) or any(kind != "full_attention" for kind in kinds)
+        ):
             raise self.error("layer_types", f"is {brief(kinds)}; only full_attention is supported.")
         self._rope = scaling = self._scaling()
         theta = self._number(scaling if scaling.get("rope_theta") is not None else self.values, "rope_theta")
@@ -120,7 +125,7 @@ class HFConfig:
         partial = scaling if "partial_rotary_factor" in scaling else self.values
         share = self._number(partial, "partial_rotary_factor", 1.0)
         rotary_dim = int(head_dim * share)
-        if share != 1 and not (family.recurrent and share < 1 and rotary_dim >= 2 and rotary_dim % 2 == 0):
+        if share != 1 and not (family.partly_rotated and share < 1 and rotary_dim >= 2 and rotary_dim % 2 == 0):
             raise self.error("partial_rotary_factor", f"is {share:g}; only 1 is supported.")
         layers = self.integer("num_hidden_layers")
         activation = self.values["hidden_act"]
@@ -152,6 +157,10 @@ class HFConfig:
             rotary_dim=rotary_dim if share != 1 else None,
             output_gate=family.output_gate,
             delta_net=read_layers(self, layers, MAX_TIMES_WIDER * hidden) if family.recurrent else None,
+            windows=read_folder_windows(self, layers) if family.experts else None,
+            experts=read_folder_experts(self, layers, ffn, min(MAX_TIMES_WIDER * hidden, MAX_K))
+            if family.experts
+            else None,
             **(self._scales() if family.stream_scales else {}),
         )
 
@@ -180,6 +189,9 @@ class HFConfig:
                 "residual_scale": model.residual_scale,
                 "logit_scale": 1 / model.logit_scale,  # the divisor, as in llama.cpp
             }
+        if model.experts is not None and model.windows is not None:
+            del values["feed_forward_length"]
+            values |= expert_keys(model.experts, model.windows, model.ffn_size)
         if model.delta_net is not None:
             values |= layer_keys(model.delta_net)
             sections = self._rope.get("mrope_section")  # of images' positions; for text they are all the same
@@ -247,13 +259,17 @@ class HFConfig:
         if self.is_mlx:
             found = self._mapping("quantization") or found
             bits = found.get("bits")
-            if isinstance(bits, bool) or bits not in (1, 2) or found.get("mode", "affine") != "affine":
-                raise self.error("quantization", f"is {brief(found)}; weights need 1 or 2 bits and affine mode.")
+            known = (2, 4, 8) if family.experts else (1, 2)  # of tables; the codes of other matrices have 2 bits
+            if isinstance(bits, bool) or bits not in known or found.get("mode", "affine") != "affine":
+                raise self.error(
+                    "quantization",
+                    f"is {brief(found)}; weights need {' or '.join(map(str, known))} bits and affine mode.",
+                )
             return {"linear_class": "autobitlinear", "quantization_mode": "offline"}
         if not found:
             if family.floats == "not ternary":
                 raise self.error("quantization_config", "is missing: this is not a 1.58-bit model.")
-            self.group = FLOAT_GROUP if family.floats == "groups" else None
+            self.group = FLOAT_GROUP if family.floats == "groups" else "row" if family.floats == "rows" else None
             mode = "online" if family.floats == "master" else "offline"
             return {"linear_class": "autobitlinear", "quantization_mode": mode}
         if found.get("quant_method") != "bitnet":

@@ -8,11 +8,15 @@ is minus the scale; a code of 1 bit for -1 or 1, so the bias is minus half the s
 
 from __future__ import annotations
 
+import math
+from collections.abc import Iterator
+from dataclasses import replace
+
 import numpy as np
 import numpy.typing as npt
 
 from bitnet.core.errors import ModelFileError
-from bitnet.core.gguf import GGMLType
+from bitnet.core.gguf import GGMLType, TensorSource
 from bitnet.core.gguf.blocks import FORMATS
 from bitnet.core.gguf.quants import decode
 from bitnet.core.gguf.ternary import pack_codes, transcode
@@ -35,19 +39,16 @@ def ternary_matrix(words: Stored, scales: Stored | None, biases: Stored | None, 
         ModelFileError: The tensors do not fit together, or have other bits. Groups that are not ternary, or whose
             scale float16 cannot represent, are found when the matrix is loaded; that error names row and columns.
     """
-    bits = words.shape[1] * 32 / columns if len(words.shape) == 2 else None
+    words, scales, biases = _matrix(words), _matrix(scales), _matrix(biases)
+    assert words is not None
+    bits = _bits(words, columns)
     if bits not in BITS:
         found = "no matrix" if bits is None else f"{bits:g} bits a weight"
         raise words.error(f"U32 {words.shape} is {found}; ternary weights must be a matrix of 1 bit or 2 bits each.")
     kind = BITS[int(bits)]
     if scales is None or biases is None:
         raise words.error("has no matching scales and biases.")
-    groups = scales.shape[1] if len(scales.shape) == 2 else 0
-    group = columns // groups if groups else 0
-    if scales.shape != (words.shape[0], groups) or group * groups != columns or group not in GROUPS:
-        raise scales.error(f"has the shape {scales.shape}; one scale for each 32, 64 or 128 columns is expected.")
-    if biases.shape != scales.shape or biases.dtype not in FLOATS or scales.dtype not in FLOATS:
-        raise biases.error(f"is {biases.dtype} {biases.shape} beside scales of {scales.dtype} {scales.shape}.")
+    group = _check_groups(words, scales, biases, columns)
 
     def load() -> TernaryData:
         units, shifts = _floats(scales), _floats(biases)
@@ -56,15 +57,103 @@ def ternary_matrix(words: Stored, scales: Stored | None, biases: Stored | None, 
         data = words.bytes().reshape(words.shape[0], -1)
         shape = words.shape[0], columns
         packed = transcode(shape, lambda a, b: pack_codes(_codes(words, kind, data, units, shifts, a, b)))
-        with np.errstate(over="ignore"):  # scales that overflow are refused below
-            halves = units.astype(np.float16)
-        wrong = np.argwhere(halves != units)
-        if wrong.size:
-            row, at = map(int, wrong[0])
-            raise scales.error(f"float16 cannot represent the scale {units[row, at]} of {_place(row, at, group)}.")
-        return TernaryData(packed, halves)
+        return TernaryData(packed, _halves(scales, units, group))
 
     return TernaryWeight((words.shape[0], columns), load, words.release, group)
+
+
+def ternary_rows(words: Stored, alphas: Stored, columns: int) -> TernaryWeight:
+    """A ternary matrix of codes of 2 bits, whose weights are ``alpha * (code - 1)`` with one alpha for each row, as in
+    MLX's folders of Maple. All experts' matrices may be stacked in front of the rows.
+
+    Raises:
+        ModelFileError: The tensors do not fit together. A code of 3, and an alpha that float16 cannot represent, are
+            found when the matrix is loaded.
+    """
+    if _bits(words, columns) != 2:
+        raise words.error(f"U32 {words.shape} does not hold rows of {columns} codes of 2 bits each.")
+    rows = words.shape[:-1]
+    if alphas.shape not in (rows, (*rows, 1)) or alphas.dtype not in FLOATS:
+        raise alphas.error(f"is {alphas.dtype} {alphas.shape}; a number for each row of {rows} is expected.")
+    n = math.prod(rows)
+
+    def load() -> TernaryData:
+        units = _floats(alphas).reshape(n, 1)
+        data = words.bytes().reshape(n, -1)
+        packed = transcode((n, columns), lambda a, b: pack_codes(_codes(words, BITS[2], data, units, -units, a, b)))
+        return TernaryData(packed, _halves(alphas, units, columns))
+
+    return TernaryWeight((n, columns), load, words.release, columns)
+
+
+def is_ternary(words: Stored, columns: int) -> bool:
+    """Whether a packed matrix has the bits of a ternary one."""
+    return _bits(words, columns) in BITS
+
+
+def table(words: Stored, scales: Stored | None, biases: Stored | None, columns: int) -> TensorSource:
+    """An embedding or a head of 4 or 8 bits a number, as f16.
+
+    Raises:
+        ModelFileError: The tensors do not fit together.
+    """
+    bits = _bits(words, columns)
+    if bits not in (4, 8) or len(words.shape) != 2:
+        raise words.error(f"U32 {words.shape} does not hold rows of {columns} numbers of 4 or 8 bits.")
+    if scales is None or biases is None:
+        raise words.error("has no matching scales and biases.")
+    _check_groups(words, scales, biases, columns)
+
+    def data() -> Iterator[npt.NDArray[np.float16]]:
+        units, shifts, width = _floats(scales), _floats(biases), int(bits)
+        packed = words.bytes().reshape(len(units), -1)
+        for begin in range(0, len(units), 1024):
+            part = packed[begin : begin + 1024]
+            codes = part if width == 8 else np.stack([part & 15, part >> 4], axis=2)
+            grouped = codes.reshape(len(part), units.shape[1], -1).astype(np.float32)
+            values = grouped * units[begin : begin + 1024, :, None] + shifts[begin : begin + 1024, :, None]
+            with np.errstate(over="ignore"):  # refused in the next line
+                out = values.astype(np.float16).reshape(len(part), columns)
+            if not np.isfinite(out).all():
+                raise words.error("a value is not finite in float16.")
+            yield out
+        words.release()
+
+    return TensorSource((words.shape[0], columns), GGMLType.F16, data)
+
+
+def _check_groups(words: Stored, scales: Stored, biases: Stored, columns: int) -> int:
+    """The columns that share a scale and a bias."""
+    groups = scales.shape[1] if len(scales.shape) == 2 else 0
+    group = columns // groups if groups else 0
+    if scales.shape != (words.shape[0], groups) or group * groups != columns or group not in GROUPS:
+        raise scales.error(f"has the shape {scales.shape}; one scale for each 32, 64 or 128 columns is expected.")
+    if biases.shape != scales.shape or biases.dtype not in FLOATS or scales.dtype not in FLOATS:
+        raise biases.error(f"is {biases.dtype} {biases.shape} beside scales of {scales.dtype} {scales.shape}.")
+    return group
+
+
+def _halves(scales: Stored, units: npt.NDArray[np.float32], group: int) -> npt.NDArray[np.float16]:
+    """Scales as float16, which must represent them."""
+    with np.errstate(over="ignore"):  # refused in the next lines
+        halves = units.astype(np.float16)
+    wrong = np.argwhere(halves != units)
+    if wrong.size:
+        row, at = map(int, wrong[0])
+        raise scales.error(f"float16 cannot represent the scale {units[row, at]} of {_place(row, at, group)}.")
+    return halves
+
+
+def _matrix(tensor: Stored | None) -> Stored | None:
+    """A tensor with all but its last dimension as rows."""
+    if tensor is None or len(tensor.shape) != 3:
+        return tensor
+    return replace(tensor, shape=(tensor.shape[0] * tensor.shape[1], tensor.shape[2]))
+
+
+def _bits(words: Stored, columns: int) -> float | None:
+    """Bits of a weight; None if a tensor has no rows."""
+    return words.shape[-1] * 32 / columns if len(words.shape) > 1 else None
 
 
 def _floats(tensor: Stored) -> npt.NDArray[np.float32]:

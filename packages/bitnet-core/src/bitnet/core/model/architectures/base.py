@@ -48,8 +48,8 @@ class Architecture:
         rope_style: How rotary embeddings pair the elements that they rotate.
         activation: The activation of a GGUF file that names none, from its metadata.
         floats: What float weights are in a folder without a quantisation: ``master`` weights, which are quantised at
-            every use, ``ternary`` values already, ternary values with a scale for each of the ``groups`` of columns, or
-            those of a model that is ``not ternary``, which is refused.
+            every use, ``ternary`` values already, ternary values with a scale for each of the ``groups`` of columns or
+            each of the ``rows``, or those of a model that is ``not ternary``, which is refused.
         master_weights: Whether float weights of a GGUF file are master weights.
         sub_norms: Whether folders' models have RMSNorms before the output projections; a GGUF file's tensors say it.
         head_norms: Whether folders' models have RMSNorms of q's and k's heads; a GGUF file's tensors say it.
@@ -74,7 +74,7 @@ class Architecture:
     title: Callable[[Activation, str], str]
     rope_style: RopeStyle
     activation: Callable[[Mapping[str, MetadataValue]], Activation] = lambda metadata: "silu"
-    floats: Literal["master", "ternary", "groups", "not ternary"] = "not ternary"
+    floats: Literal["master", "ternary", "groups", "rows", "not ternary"] = "not ternary"
     master_weights: bool = False
     sub_norms: bool = False
     head_norms: bool = False
