@@ -121,8 +121,10 @@ def lower(op: Op, at: Operands) -> structures.Op:
         shape = op.heads, op.kv_heads, op.head_dim, op.style == "interleaved"
         norms, tables = (at.vector(name) for name in (op.q_norm, op.k_norm)), (dense[op.cos], dense[op.sin])
         rotated = 2 * at.program.weights[op.cos].shape[1]
-        layer, rest = at.layers[op.layer], (at.table_offset(op.table), op.norms_last)
-        rope = structures.RopeAppendOp(matrix[op.qkv], layer, *tables, *shape, *norms, op.eps, rotated, *rest)
+        layer, blocks = at.layers[op.layer], at.table_offset(op.table)
+        rope = structures.RopeAppendOp(
+            matrix[op.qkv], layer, *tables, *shape, *norms, op.eps, rotated, blocks, op.norms_last
+        )
         return structures.Op(OpKind.ROPE_APPEND, rope_append=rope)
     if isinstance(op, Attention):
         shape3 = op.heads, op.kv_heads, op.head_dim, op.window or 0

@@ -39,8 +39,8 @@ def ternary_matrix(words: Stored, scales: Stored | None, biases: Stored | None, 
         ModelFileError: The tensors do not fit together, or have other bits. Groups that are not ternary, or whose
             scale float16 cannot represent, are found when the matrix is loaded; that error names row and columns.
     """
-    words, scales, biases = _matrix(words), _matrix(scales), _matrix(biases)
-    assert words is not None
+    words = _matrix(words)
+    scales, biases = (None if part is None else _matrix(part) for part in (scales, biases))
     bits = _bits(words, columns)
     if bits not in BITS:
         found = "no matrix" if bits is None else f"{bits:g} bits a weight"
@@ -144,9 +144,9 @@ def _halves(scales: Stored, units: npt.NDArray[np.float32], group: int) -> npt.N
     return halves
 
 
-def _matrix(tensor: Stored | None) -> Stored | None:
+def _matrix(tensor: Stored) -> Stored:
     """A tensor with all but its last dimension as rows."""
-    if tensor is None or len(tensor.shape) != 3:
+    if len(tensor.shape) != 3:
         return tensor
     return replace(tensor, shape=(tensor.shape[0] * tensor.shape[1], tensor.shape[2]))
 

@@ -161,8 +161,8 @@ def vocabulary_from_metadata(
     types = read.numbers("token_type", count, "iu", TokenType.NORMAL)
     ids = {key: read.identifier(key, count) for key in ("bos_token_id", "eos_token_id", "eot_token_id", "eom_token_id")}
     if ids["eos_token_id"] is not None and HUNYUAN_END in tokens and types[ids["eos_token_id"]] == TokenType.NORMAL:
-        wrong, ids["eos_token_id"] = ids["eos_token_id"], tokens.index(HUNYUAN_END)
-        named = f"{KEY}eos_token_id names the text {brief(tokens[wrong])}"
+        named = f"{KEY}eos_token_id names the text {brief(tokens[ids['eos_token_id']])}"
+        ids["eos_token_id"] = tokens.index(HUNYUAN_END)
         log.once(logging.WARNING, f"{named}: {HUNYUAN_END} ends answers instead.")
     ends = {i for i in ids.values() if i is not None} - {ids["bos_token_id"]}
     ends |= {i for i, token in enumerate(tokens) if token in END_OF_TURN}
