@@ -134,6 +134,8 @@ def _packed(
     """A matrix of MLX's, or the matrices of all experts, whose scales and biases, or scales of rows, are ``parts``."""
     scales, biases, alphas = parts
     columns = expected.shape[-1]
+    if len(words.shape) != len(expected.shape):
+        raise words.error(f"U32 {words.shape} is no matrix; according to config.json it must hold {expected.shape}.")
     if expected.kind == "dense" and not mlx.is_ternary(words, columns):
         return mlx.table(words, scales, biases, columns)
     if alphas is None:

@@ -2,7 +2,8 @@
 
 A weight is ``scale * code + bias``. Sixteen codes of 2 bits, or 32 of 1 bit, are in a little-endian ``uint32``, the
 first in its lowest bits; scales and biases are ``[N, K / group]``. A code of 2 bits stands for -1, 0 or 1, so the bias
-is minus the scale; a code of 1 bit for -1 or 1, so the bias is minus half the scale. Source: ``mx.quantize`` and
+is minus the scale; a code of 1 bit for -1 or 1, so the bias is minus half the scale. Matrices of experts may be stacked
+in front of the rows, and have one scale for each row instead (``row_alpha``). Source: ``mx.quantize`` and
 ``mx.dequantize`` in MLX's documentation; tested against what ``mx.dequantize`` makes of tensors of 2 bits.
 """
 
