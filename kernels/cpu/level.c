@@ -32,6 +32,12 @@
 #include "tile_portable.h"
 #endif
 
+#if defined(RELAXED)
+#define NAME "relaxed_" TEXT(LEVEL)
+#else
+#define NAME TEXT(LEVEL)
+#endif
+
 #include "add_bias.h"
 #include "attention.h"
 #include "causal_conv.h"
@@ -55,11 +61,11 @@
 #include "ternary_matmul.h"
 #include "ternary_table.h"
 
-#define OPERATION(name, need) {#name "_" TEXT(LEVEL), name, need, NULL}
-#define STREAMING(name) {#name "_" TEXT(LEVEL), name, name##_need, name##_begins}
+#define OPERATION(name, need) {#name "_" NAME, name, need, NULL}
+#define STREAMING(name) {#name "_" NAME, name, name##_need, name##_begins}
 
 const level_t JOIN(level_, LEVEL) = {
-    .name = TEXT(LEVEL),
+    .name = NAME,
     .device = DEVICE,
     .packed_bytes = packed_bytes,
     .packed_scales = packed_scales,

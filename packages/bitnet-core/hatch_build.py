@@ -7,7 +7,7 @@ from every machine. The library is plain C behind ctypes, so one `py3-none-<plat
 without a native library, which runs on the numpy device. To rebuild the libraries of an editable install in place, run
 `python packages/bitnet-core/hatch_build.py`.
 
-Wheels for machines hold the library of browsers, too: `bitnet web build` puts it into a site.
+Wheels for machines hold the libraries of browsers, too: `bitnet web build` puts them into a site.
 """
 
 from __future__ import annotations
@@ -47,18 +47,23 @@ BROWSER = "pyodide-wasm32"
 
 
 class Target(NamedTuple):
-    """A platform: its name for zig, and its wheel tag (PEP 425, 600, 656)."""
+    """A platform: its name for zig, its wheel tag (PEP 425, 600, 656), and its name in `build.toml` if not zig's."""
 
     zig: str
     tag: str
+    family: str = ""
 
     @property
     def arch(self) -> str:
-        return self.zig.split("-")[0]
+        return self.family or self.zig.split("-")[0]
 
     @property
     def system(self) -> str:
         return self.zig.split("-")[1].split(".")[0]
+
+    @property
+    def library(self) -> str:
+        return LIBRARY[self.system] if self != RELAXED else "libbitnet_cpu_relaxed.wasm"
 
 
 # Pyodide's C library is Emscripten's. The compiler brings WASI's headers alone, and what we call is the same in both.
@@ -75,6 +80,9 @@ TARGETS = {
     "windows-arm64": Target("aarch64-windows-gnu", "win_arm64"),
     BROWSER: Target("wasm32-wasi", "pyemscripten_2026_0_wasm32"),
 }
+
+RELAXED = TARGETS[BROWSER]._replace(family="wasm32_relaxed")
+"""For browsers that have relaxed SIMD; others refuse the library as a whole."""
 
 
 def host() -> str:
@@ -148,16 +156,20 @@ def digest(target: Target) -> str:
     return state.hexdigest()
 
 
-def build(name: str) -> Path:
+def builds(name: str) -> Iterator[Path]:
+    """The libraries of a target's wheel: its own, and those of browsers."""
+    return map(build, dict.fromkeys((TARGETS[name], TARGETS[BROWSER], RELAXED)))
+
+
+def build(target: Target) -> Path:
     """Compile and link the library for a target; returns its path in the cache, at once if nothing has changed."""
-    target = TARGETS[name]
-    library = cache() / digest(target) / LIBRARY[target.system]
+    library = cache() / digest(target) / target.library
     if library.exists():
         return library
     library.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=library.parent) as scratch:
         linked, inputs = Path(scratch, library.name), objects(target, scratch)
-        if name == BROWSER:
+        if target.system == "wasi":
             run([*zig(), "wasm-ld", *inputs, "-o", str(linked), *settings()["link"][target.system]])
         else:
             # An optimised link, so that zig compiles no run-time of sanitisers first. The only part
@@ -209,7 +221,7 @@ class NativeLibraryHook(BuildHookInterface[Any]):
             return
         build_data["pure_python"] = False
         build_data["tag"] = f"py3-none-{TARGETS[name].tag}"
-        for library in map(build, dict.fromkeys((name, BROWSER))):
+        for library in builds(name):
             if version == "editable":
                 install(library)
             else:
@@ -217,5 +229,5 @@ class NativeLibraryHook(BuildHookInterface[Any]):
 
 
 if __name__ == "__main__":
-    for target in dict.fromkeys((selected(), BROWSER)):
-        print(install(build(target)))
+    for library in builds(selected()):
+        print(install(library))

@@ -38,7 +38,7 @@ import sys
 from pathlib import Path
 import pytest
 from bitnet.core.cpu import native
-native.PATH = Path(sys.argv[1])
+native.PATHS = (Path(sys.argv[1]),)
 sys.exit(pytest.main(sys.argv[2:]))
 """
 OTHERS = "amx", "vbmi_avx512", "avx512", "vnni_avx2", "avx2"

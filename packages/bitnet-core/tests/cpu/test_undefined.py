@@ -20,7 +20,7 @@ import numpy as np
 
 from bitnet.core.cpu import native
 
-native.PATH = Path(sys.argv[1])
+native.PATHS = (Path(sys.argv[1]),)
 from bitnet.core.cpu.backend import BACKEND
 from bitnet.core.cpu.device import CpuDevice
 from bitnet.core.testing.tables import TableTests

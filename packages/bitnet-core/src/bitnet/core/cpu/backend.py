@@ -38,6 +38,7 @@ _FEATURES = {
     "vnni_avx2": ("int8-dot", "f16"),
     "avx2": ("f16",),
     "neon": ("int8-dot", "f16"),
+    "relaxed_simd128": ("int8-dot",),
     "simd128": (),
     "scalar": (),
 }
@@ -60,7 +61,8 @@ class CpuBackend:
         if not devices:
             reason = "the native library is missing: models run on numpy, a hundred times slower"
             if library.failure != "missing":
-                reason = f"the native library does not load ({library.tried[str(native.PATH)]}): models run on numpy"
+                why = [*library.tried.values()][-1]
+                reason = f"the native library does not load ({why}): models run on numpy"
             hint = "pip install --force-reinstall bitnet-core; in a source checkout, uv sync builds it"
         return ProbeResult(
             ProbeStatus.OK, [*devices, NUMPY_INFO], reason, hint, library.tried, {"numpy": np.__version__}

@@ -13,17 +13,16 @@ from typing import TypeAlias
 from bitnet.core.cpu.structures import DenseMatmulOp, HeadSampleOp, NativeProgram, Op, PackJob
 from bitnet.core.support.dynlib import Library, open_library
 
-PATH = (
-    Path(__file__).parent
-    / "_native"
-    / {
-        "darwin": "libbitnet_cpu.dylib",
-        "win32": "bitnet_cpu.dll",
-        "emscripten": "libbitnet_cpu.wasm",
-    }.get(sys.platform, "libbitnet_cpu.so")
-)
+NAMES = {
+    "darwin": ("libbitnet_cpu.dylib",),
+    "win32": ("bitnet_cpu.dll",),
+    "emscripten": ("libbitnet_cpu_relaxed.wasm", "libbitnet_cpu.wasm"),
+}
+PATHS = tuple(Path(__file__).parent / "_native" / name for name in NAMES.get(sys.platform, ("libbitnet_cpu.so",)))
+"""Files of the library, best first. The first one that loads is the library: a browser refuses one as a whole if it
+lacks an instruction."""
 
-LEVELS = ("amx", "vbmi_avx512", "avx512", "vnni_avx2", "avx2", "neon", "simd128", "scalar")
+LEVELS = ("amx", "vbmi_avx512", "avx512", "vnni_avx2", "avx2", "neon", "relaxed_simd128", "simd128", "scalar")
 """Every instruction-set level for which kernels are compiled, on any processor. The part after the last underscore
 names the device."""
 
@@ -65,7 +64,7 @@ FUNCTIONS = {
 @cache
 def library() -> Library:
     """The library with its functions declared, or why it cannot be opened. Opening it starts no thread."""
-    found = open_library(str(PATH))
+    found = open_library([str(path) for path in PATHS])
     if found.handle is None:
         return found
     try:
@@ -74,9 +73,9 @@ def library() -> Library:
             function.restype, function.argtypes = result, arguments
         sizes = found.handle.bitnet_op_size(), found.handle.bitnet_program_size()
     except AttributeError as error:
-        return Library(None, "", {str(PATH): f"made for another version of bitnet-core: {error}"}, "broken")
+        return Library(None, "", {found.name: f"made for another version of bitnet-core: {error}"}, "broken")
     if sizes != (ctypes.sizeof(Op), ctypes.sizeof(NativeProgram)):
-        return Library(None, "", {str(PATH): "made for another version of bitnet-core"}, "broken")
+        return Library(None, "", {found.name: "made for another version of bitnet-core"}, "broken")
     return found
 
 
