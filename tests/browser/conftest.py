@@ -10,7 +10,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from importlib.util import find_spec
 from pathlib import Path
@@ -138,18 +138,23 @@ def runner(node: Callable[..., Any], folder: Path, distribution: Path, pure: Pat
 
 
 @pytest.fixture(scope="session")
-def pyodide(
-    tmp_path_factory: pytest.TempPathFactory,
-    node: Callable[..., Any],
-    pure: Path,
-    installed: Callable[[str, Any], None],
-) -> Callable[[str], Any]:
-    """Runs a script in Pyodide, with the core's source and Jinja2, and returns what it printed as JSON."""
-    folder = tmp_path_factory.mktemp("pyodide")
+def newest(
+    tmp_path_factory: pytest.TempPathFactory, node: Callable[..., Any], installed: Callable[[str, Any], None]
+) -> Path:
+    """The folder of the newest Pyodide, which npm brings."""
+    folder = tmp_path_factory.mktemp("newest")
     for name in ("package.json", "package-lock.json"):
         shutil.copy(HERE / name, folder)
     installed("node", node("npm", ["ci", "--no-audit", "--no-fund", "--fetch-retries=1"], cwd=folder))
-    return runner(node, folder, folder / "node_modules" / "pyodide", pure)
+    return folder / "node_modules" / "pyodide"
+
+
+@pytest.fixture(scope="session")
+def pyodide(
+    tmp_path_factory: pytest.TempPathFactory, node: Callable[..., Any], newest: Path, pure: Path
+) -> Callable[[str], Any]:
+    """Runs a script in Pyodide, with the core's source and Jinja2, and returns what it printed as JSON."""
+    return runner(node, tmp_path_factory.mktemp("pyodide"), newest, pure)
 
 
 @pytest.fixture(scope="session")
@@ -200,6 +205,12 @@ def serving(folder: Path) -> Iterator[str]:
         threading.Thread(target=server.serve_forever, daemon=True).start()
         yield f"http://127.0.0.1:{server.server_address[1]}/"
         server.shutdown()
+
+
+@pytest.fixture(scope="session")
+def served() -> Callable[[Path], AbstractContextManager[str]]:
+    """``served(folder)`` is a context in which a server has its files; it gives the address."""
+    return serving
 
 
 class Quiet(SimpleHTTPRequestHandler):
