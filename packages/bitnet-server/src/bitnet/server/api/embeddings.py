@@ -135,9 +135,7 @@ async def vectors(
     Raises:
         RequestError: A text is longer than the context, or no replica computed them.
     """
-    embed = service.backend.embed
-    in_thread = service.shared.in_thread
-    tokens = await call.watch(in_thread(lambda: _tokens(service, texts, truncate)))
+    tokens = await call.watch(service.shared.in_thread(lambda: _tokens(service, texts, truncate)))
     parts: list[F32] = []
     start = 0
     while start < len(tokens):
@@ -147,7 +145,7 @@ async def vectors(
             stop += 1
         some = tokens[start:stop]
         async with service.embedding:
-            rows = await call.watch(in_thread(lambda some=some: embed(some, pooling=pooling, normalize=normalize)))  # type: ignore[misc]
+            rows = await call.watch(service.backend.embed(some, pooling=pooling, normalize=normalize))
         parts.append(rows)
         start = stop
     width = service.model.config.hidden_size

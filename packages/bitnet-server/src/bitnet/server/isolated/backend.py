@@ -181,12 +181,15 @@ class Isolated:
         answer.begun.result()
         return answer.generations
 
-    def embed(
+    async def embed(
         self, texts: Sequence[Sequence[int]], *, pooling: Pooling | None = None, normalize: bool = True
     ) -> npt.NDArray[np.float32]:
-        vectors = _Vectors()
         tokens = tuple(array("i", text) for text in texts)
-        self._begin(next(self._numbers), vectors, Texts(tokens, pooling, normalize))
+        return await asyncio.to_thread(self._vectors, Texts(tokens, pooling, normalize))
+
+    def _vectors(self, texts: Texts) -> npt.NDArray[np.float32]:
+        vectors = _Vectors()
+        self._begin(next(self._numbers), vectors, texts)
         return vectors.rows.result()
 
     def receipt(self, generation: IsolatedGeneration) -> dict[str, Any]:

@@ -65,9 +65,9 @@ class ServedModel(Protocol):
 
 
 class Embed(Protocol):
-    """:meth:`Model.embed <bitnet.core.Model.embed>`."""
+    """:meth:`Model.embed_async <bitnet.core.Model.embed_async>`."""
 
-    def __call__(
+    async def __call__(
         self, texts: Sequence[Sequence[int]], *, pooling: Pooling | None = None, normalize: bool = True
     ) -> npt.NDArray[np.float32]: ...
 
@@ -101,7 +101,7 @@ class Backend(Protocol[R, G]):
     """What computes the answers of a model.
 
     Attributes:
-        embed: Computes vectors of texts. This is slow: call it outside the event loop.
+        embed: Computes vectors of texts, while the event loop goes on.
     """
 
     @property
@@ -164,7 +164,7 @@ class InProcess:
 
     def __init__(self, model: Model) -> None:
         self.model = model
-        self.embed: Embed = model.embed
+        self.embed: Embed = model.embed_async
         self.compiler = Compiler(model.tokenizer)
 
     async def restrict(self, form: Form | None, rules: TokenRules | None, in_thread: InThread) -> Rules:

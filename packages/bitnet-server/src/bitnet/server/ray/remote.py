@@ -112,12 +112,13 @@ class Replicas:
         stream = _Stream(self._handle, work, whole)
         return [RemoteGeneration(stream, i) for i in range(n * len(prompts))]
 
-    def embed(
+    async def embed(
         self, texts: Sequence[Sequence[int]], *, pooling: Pooling | None = None, normalize: bool = True
     ) -> npt.NDArray[np.float32]:
         """Vectors of texts by one replica, or another if it ends."""
         work = Work.embedding(texts, self._model_hash())
-        return asyncio.run_coroutine_threadsafe(self._embedded(work, pooling, normalize), self._loop).result()
+        found = asyncio.run_coroutine_threadsafe(self._embedded(work, pooling, normalize), self._loop)
+        return await asyncio.to_thread(found.result)
 
     async def _embedded(self, work: Work, pooling: Pooling | None, normalize: bool) -> npt.NDArray[np.float32]:
         handle, attempt = self._handle.options(stream=False), 1
