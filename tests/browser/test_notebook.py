@@ -155,7 +155,17 @@ def test_the_newest_pyodide_takes_the_wheel_with_the_library(
     _, listed = index
     (tmp_path / "requirements.txt").write_text(MICROPIP, encoding="utf-8")
     place = tmp_path / "micropip"
-    words = ["pip", "install", "--python", sys.executable, "--python-version", "3.14", "--target", place, "--no-deps"]
+    words: list[str | Path] = [
+        "pip",
+        "install",
+        "--python",
+        sys.executable,
+        "--python-version",
+        "3.14",
+        "--target",
+        place,
+        "--no-deps",
+    ]
     installed("node", uv(*words, "--require-hashes", "-r", tmp_path / "requirements.txt"))
     shutil.copytree(Path(str(distribution("packaging").locate_file("packaging"))), place / "packaging")
     given = f"INDEX, DEPENDENCIES = {listed()!r}, False\n"

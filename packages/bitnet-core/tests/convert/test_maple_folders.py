@@ -75,7 +75,8 @@ def bf16(values: np.ndarray) -> tuple[str, np.ndarray]:
 def rounded(values: np.ndarray) -> np.ndarray:
     """The nearest numbers of 8 significant bits, which BF16 and F16 hold."""
     fraction, exponent = np.frexp(values)
-    return np.ldexp(np.round(fraction * 256) / 256, exponent).astype(np.float32)
+    nearest: np.ndarray = np.ldexp(np.round(fraction * 256) / 256, exponent).astype(np.float32)
+    return nearest
 
 
 class Maple:

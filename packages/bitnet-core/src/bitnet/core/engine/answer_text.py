@@ -65,8 +65,8 @@ class AnswerText:
         return new[0] if len(new) == 1 else _joined(new)
 
     def _add(self, tokens: Sequence[int]) -> None:
-        split = self._reader is not None and not self._reader.in_answer
-        piece = self._reader.push(tokens) if split else Piece("", self._stream.push(*tokens))
+        reader = None if self._reader is None or self._reader.in_answer else self._reader
+        piece = Piece("", self._stream.push(*tokens)) if reader is None else reader.push(tokens)
         self._pieces.append(Piece(piece.reasoning, self._stopper.push(piece.text)) if self._stops else piece)
 
 
