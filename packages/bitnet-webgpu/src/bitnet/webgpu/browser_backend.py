@@ -87,7 +87,7 @@ class BrowserBackend:
             )
         device, self._device = self._device, None
         driver = BrowserDriver(device, info.name, features_of(self._adapter))
-        return GpuDevice(info, driver, WebGPUOps(driver.limits, tiles=info.type is not DeviceType.CPU).lowering())
+        return GpuDevice(info, driver, WebGPUOps(driver.limits, emulated=info.type is DeviceType.CPU).lowering())
 
     def kernels(self) -> Collection[str]:
         return SOURCES.names()

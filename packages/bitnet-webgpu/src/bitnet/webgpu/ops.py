@@ -32,6 +32,8 @@ ALIGNMENT = 256
 """Alignment of a binding's offset in bytes, on every device."""
 GROUP = 256
 """Invocations of a workgroup, unless a kernel has its own number: what every WebGPU device allows."""
+EMULATED_GROUP = 32
+"""Invocations of a workgroup of attention on an emulated device, which switches between them at each barrier."""
 DENSE_ROWS = 8
 """Steps with more rows that need logits than this use the tiled head."""
 TILE_SIDE = 16
@@ -75,11 +77,13 @@ class WebGPUOps:
 
     Args:
         limits: The device's, under WebGPU's names.
-        tiles: Whether attention to prompts may be tiled. An emulated device compiles that kernel for minutes.
+        emulated: Whether a processor emulates it. Attention to prompts is then not tiled, as that kernel compiles for
+            minutes, and takes small workgroups.
     """
 
-    def __init__(self, limits: Mapping[str, int], *, tiles: bool = True) -> None:
-        self._tiles = tiles
+    def __init__(self, limits: Mapping[str, int], *, emulated: bool = False) -> None:
+        self._tiles = not emulated
+        self._group = EMULATED_GROUP if emulated else GROUP
         self._binding = limits["max-storage-buffer-binding-size"]
         self._shared = limits["max-compute-workgroup-storage-size"]
         most = min(limits["max-compute-invocations-per-workgroup"], limits["max-compute-workgroup-size-x"])
@@ -263,7 +267,7 @@ class WebGPUOps:
     def _team(self, op: Attention) -> int:
         """Query heads that share a workgroup of attention: as many of a key/value head's as its memory allows."""
         for team in range(ATTENTION_TEAM, 1, -1):
-            needed = 4 * (team * op.head_dim + 6 * team * GROUP // 4) + 12 * op.head_dim + ATTENTION_SHARED
+            needed = 4 * (team * op.head_dim + 6 * team * self._group // 4) + 12 * op.head_dim + ATTENTION_SHARED
             if (op.heads // op.kv_heads) % team == 0 and needed <= self._shared:
                 return team
         return 1
@@ -279,17 +283,18 @@ class WebGPUOps:
         defines |= {"TEAM": team, "SPLITS": splits, "SHARE": share, "SPLIT": int(splits > 1)}
         defines["WINDOW"] = op.window or 0
         defines |= {**rope_defines(rope), "ONE": int(rope is not None and bucket.tokens == 1)}
-        quads, chunk = op.head_dim // 4, GROUP // 4
-        columns = min(quads, GROUP)
+        quads, chunk = op.head_dim // 4, self._group // 4
+        columns = min(quads, self._group)
         defines |= {
             "KEYS": ceil_div(quads, 4),
-            "VALUES": ceil_div(chunk, GROUP // columns),
+            "VALUES": ceil_div(chunk, self._group // columns),
             "EACH": ceil_div(quads, columns),
         }
         sizes = np.int32(op.heads), np.int32(op.kv_heads)
         step, *fields = positions(ctx, op.table)
         args = (step, *attention_inputs(ctx, op, rope, ctx.step), parts, *fields, *sizes)
-        launches = [*norms, launch("attention", (bucket.tokens, op.heads // team, splits), GROUP, args, defines)]
+        grid = bucket.tokens, op.heads // team, splits
+        launches = [*norms, launch("attention", grid, self._group, args, defines)]
         if splits > 1 and unmerged is None:
             sizes_of = {"DIM": op.head_dim, "SPLITS": splits}
             given = (ctx.step, parts, ctx.tensors[op.out], np.uint32(op.heads))
