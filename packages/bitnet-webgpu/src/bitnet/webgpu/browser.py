@@ -91,7 +91,7 @@ class BrowserDriver:
         return BrowserBuffer(self._buffer(size, _STORAGE | _COPY_SRC | _COPY_DST), nbytes)
 
     def free(self, buffer: BrowserBuffer) -> None:
-        buffer.memory.destroy()
+        self._in_order(buffer.memory.destroy)  # what is held may use it
 
     def upload(self, buffer: BrowserBuffer, array: npt.NDArray[Any], offset: int = 0) -> None:
         data = array.reshape(-1).view(np.uint8)

@@ -6,7 +6,7 @@ from collections.abc import Collection
 from typing import Any
 
 import js
-from pyodide.ffi import JsException
+from pyodide.ffi import JsException, can_run_sync, run_sync
 
 from bitnet.core.errors import DeviceUnavailableError
 from bitnet.core.gpu import GpuDevice
@@ -81,6 +81,8 @@ class BrowserBackend:
         return ProbeResult(ProbeStatus.OK, [found])
 
     def open(self, info: DeviceInfo, options: OpenOptions) -> Device:
+        if self._device is None and can_run_sync():
+            run_sync(self.request())  # each device is opened once
         if self._device is None:
             raise DeviceUnavailableError(
                 f"{info.name} was opened before.", hint="Load the model again with `await load_model_async(...)`."
