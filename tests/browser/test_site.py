@@ -208,6 +208,29 @@ def test_faults_of_downloads_are_said_and_leave_nothing_wrong(browser: Browser, 
     assert page.evaluate(names) == []
 
 
+HEAP = "getHeapMax=()=>4294901760"
+"""How Pyodide's JavaScript says what its memory may grow to."""
+
+
+@pytest.mark.nightly  # starts Pyodide three times
+def test_a_tab_with_too_little_memory(server: Server, page: Page) -> None:
+    """For Python, and for the model beside it. The stored file is as good as before: it answers where there is room."""
+    script = (server.folder / "engine/pyodide/pyodide.asm.js").read_text(encoding="utf-8")
+    assert script.count(HEAP) == 1
+    for megabytes, said in ((30, "does not fit the memory"), (50, "exceed the available memory. Use a smaller model")):
+        small = {"content_type": "text/javascript", "body": script.replace(HEAP, f"getHeapMax=()=>{megabytes << 20}")}
+        page.route("**/pyodide.asm.js", lambda route, _, small=small: route.fulfill(**small))
+        page.goto(f"{server.address}?device=cpu")
+        page.get_by_role("button", name="Start").click()
+        expect(page.get_by_role("alert")).to_contain_text(said, timeout=SECONDS * 1000)
+        page.unroute_all()
+    server.ranges.clear()
+    page.reload()
+    start(page)
+    ask(page)
+    assert server.ranges == []
+
+
 MODULE = """async () => {
   const { load } = await import("./bitnet.js");
   const stages = new Set();

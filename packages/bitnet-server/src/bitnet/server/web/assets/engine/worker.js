@@ -112,7 +112,7 @@ async function pull({ model }, id, signal) {
 function words(error) {
   if (error.constructor?.name !== "PythonError") return error.message;
   const last = error.message.trim().split("\n").pop();
-  if (last.startsWith("MemoryError")) return "The model does not fit the memory that the browser gives to a tab.";
+  if (last.startsWith("MemoryError")) return "This does not fit the memory that the browser gives to a tab. Close other tabs, or choose a smaller model.";
   return last.replace(/^[\w.]+: /, "");
 }
 
