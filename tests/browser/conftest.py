@@ -9,11 +9,12 @@ import shutil
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from importlib.util import find_spec
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import pytest
@@ -250,10 +251,17 @@ def browser(require_device: Callable[[str, str | None], None]) -> Iterator[Brows
 
 @pytest.fixture(scope="module")
 def chromium(site: str, browser: Browser) -> Callable[..., Any]:
-    """``chromium(script)`` runs Python in a page, and returns its last value, read as JSON."""
+    """``chromium(script)`` runs Python in a page, and returns its last value, read as JSON.
 
-    def run(script: str, before: str = "") -> Any:
+    Args of the function:
+        before: JavaScript that the page runs before its own.
+        files: What the page's server has besides, by name.
+    """
+
+    def run(script: str, before: str = "", files: Mapping[str, Path] = MappingProxyType({})) -> Any:
         page = browser.new_page()
+        for name, path in files.items():
+            page.route(site + name, lambda route, _, path=path: route.fulfill(path=path))
         page.set_default_timeout(ANSWER_SECONDS * 1000)
         said: list[str] = []
         page.on("console", lambda message: said.append(message.text))
