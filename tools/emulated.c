@@ -14,8 +14,8 @@
 enum { READ, WRITE, CALL };
 
 typedef uint64_t word_t;
-word_t bitnet_level(int), bitnet_level_name(word_t), bitnet_packed_bytes(word_t, int64_t, int64_t, int64_t);
-bool bitnet_level_runs(word_t);
+word_t bitnet_level(int), bitnet_level_name(word_t), bitnet_packed_bytes(word_t, int64_t, int64_t, int64_t, int64_t);
+bool bitnet_level_runs(word_t), bitnet_one_bit(word_t);
 word_t bitnet_op_size(void), bitnet_program_size(void), bitnet_pages_alloc(size_t), bitnet_pool_new(int);
 void bitnet_pages_free(word_t, size_t), bitnet_pool_delete(word_t), bitnet_executable_delete(word_t);
 void bitnet_pack(word_t, word_t, word_t);
@@ -37,7 +37,7 @@ static word_t call(word_t function, const word_t *a) {
         case 0: return bitnet_level((int)a[0]);
         case 1: return bitnet_level_name(a[0]);
         case 2: return bitnet_level_runs(a[0]);
-        case 3: return bitnet_packed_bytes(a[0], (int64_t)a[1], (int64_t)a[2], (int64_t)a[3]);
+        case 3: return bitnet_packed_bytes(a[0], (int64_t)a[1], (int64_t)a[2], (int64_t)a[3], (int64_t)a[4]);
         case 4: return bitnet_op_size();
         case 5: return bitnet_program_size();
         case 6: return bitnet_pages_alloc(a[0]);
@@ -55,6 +55,7 @@ static word_t call(word_t function, const word_t *a) {
         case 18: return (word_t)bitnet_executable_scored(a[0]);
         case 19: return bitnet_executable_exact(a[0]);
         case 20: return bitnet_packed_scales(a[0], (int64_t)a[1], (int64_t)a[2], (int64_t)a[3]);
+        case 21: return bitnet_one_bit(a[0]);
         default: abort();
     }
 }

@@ -63,6 +63,36 @@ INLINE void plane_tiles(
         for (int m = 0; m < tokens; m++) _mm512_storeu_si512(acc + m * acc_pitch + 16 * t, sum[t][m]);
 }
 
+#define ONE_BIT
+/*
+ * acc[16 tiles] = Σ bit · x over a panel in one bit, for one token; `tiles` is a constant. Bits stay where they are in the
+ * byte, the upper four after a shift by four, and weigh 1, 2, 4 and 8: the sums of these are apart.
+ */
+INLINE void bit_tiles(const uint8_t *w, const int tiles, int64_t groups, const int8_t *x, int32_t *acc) {
+    const __m512i mask = _mm512_set1_epi8(1);
+    __m512i sum[MAX_TILES][4];
+    for (int t = 0; t < tiles; t++)
+        for (int p = 0; p < 4; p++) sum[t][p] = _mm512_setzero_si512();
+    for (int64_t g = 0; g < groups; g++, x += 32) {
+        __m512i y[8];
+        for (int p = 0; p < 8; p++) y[p] = four_of(x + 4 * p);
+        for (int t = 0; t < tiles; t++, w += 64) {
+            const __m512i low = _mm512_loadu_si512(w), high = _mm512_srli_epi32(low, 4);
+            fetch(w, SOON);
+            for (int p = 0; p < 4; p++) {
+                const __m512i bit = _mm512_slli_epi32(mask, p);
+                sum[t][p] = _mm512_dpbusd_epi32(sum[t][p], _mm512_and_si512(low, bit), y[p]);
+                sum[t][p] = _mm512_dpbusd_epi32(sum[t][p], _mm512_and_si512(high, bit), y[p + 4]);
+            }
+        }
+    }
+    for (int t = 0; t < tiles; t++) {
+        __m512i all = _mm512_add_epi32(sum[t][0], _mm512_srai_epi32(sum[t][1], 1));
+        all = _mm512_add_epi32(all, _mm512_srai_epi32(sum[t][2], 2));
+        _mm512_storeu_si512(acc + 16 * t, _mm512_add_epi32(all, _mm512_srai_epi32(sum[t][3], 3)));
+    }
+}
+
 /* Peak arithmetic throughput, for probe.h. */
 #define PEAK_PATHS 16
 #define PEAK_PRODUCTS 64

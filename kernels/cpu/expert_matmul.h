@@ -81,7 +81,7 @@ static void gather_rows(const expert_matmul_op_t *o, const int32_t *rows, int co
         const int first = i / BLOCK_TOKENS * BLOCK_TOKENS, block = count - first < BLOCK_TOKENS ? count - first : BLOCK_TOKENS;
         const int64_t m = rows[i] / o->ids.columns, part = o->shares.data ? rows[i] % o->ids.columns : 0;
         const int8_t *from = (const int8_t *)o->x.data + m * o->x.stride + part * k;
-        interleave_row(from, k, span, block, x + first * lane + (i - first), totals + i * groups);
+        interleave_row(from, k, span, span_columns(span) / 4, block, x + first * lane + (i - first), totals + i * groups);
     }
 }
 
@@ -92,7 +92,7 @@ INLINE void expert_block(
     const int64_t k = expert_columns(o), span = o->group ? o->group : k, each = k / span, groups = groups_of(span);
     const int64_t rows = panel_rows(part, panel);
     const int tiles = panel_tiles(part->rows, panel);
-    const uint8_t *codes = part->codes + expert * (int64_t)packed_bytes(part->rows, k, o->group);
+    const uint8_t *codes = part->codes + expert * (int64_t)packed_bytes(part->rows, k, o->group, false);
     const uint8_t *w = panel_at(codes, panel, each * groups);
     const half_t *units = NULL;
     if (o->group) units = part->scales + (expert * panels_of(part->rows) + panel) * each * PANEL_ROWS;
@@ -107,7 +107,7 @@ INLINE void expert_block(
             gemm_panel(w, tiles, groups, own, count, acc);
         for (int i = 0; i < count; i++) {
             if (units)
-                group_add(acc + i * PANEL_ROWS, totals[i * each + s], units + s * PANEL_ROWS, rows, sums + i * PANEL_ROWS);
+                group_add(acc + i * PANEL_ROWS, 1, totals[i * each + s], units + s * PANEL_ROWS, rows, sums + i * PANEL_ROWS);
             else
                 finish(acc + i * PANEL_ROWS, totals[i], scales[i] * part->scale, to[i], rows, 0);
         }

@@ -147,7 +147,8 @@ static void look_multiply(const look_item_t *item, look_scratch_t *own) {
 
 /* Spans of tokens that are multiplied by look-up; the tokens after them are not. */
 INLINE int64_t look_spans(const run_t *run, const ternary_matmul_op_t *o, int64_t tokens) {
-    return LOOK_DOT_BLOCKS && (o->group || !run->multipliers_are_few) ? 0 : tokens / LOOK_SPAN;
+    if (o->binary || (LOOK_DOT_BLOCKS && (o->group || !run->multipliers_are_few))) return 0;
+    return tokens / LOOK_SPAN;
 }
 
 /* Panels of a part that are multiplied by look-up, an even number; the panels after them are not. */

@@ -8,6 +8,7 @@
 #ifndef BN_GROUP_MATMUL_H
 #define BN_GROUP_MATMUL_H
 
+#include "binary_tiles.h"
 #include "gemm_items.h"
 
 INLINE int64_t span_columns(int64_t group) { return groups_of(group) * GROUP_COLUMNS; }
@@ -19,9 +20,9 @@ static need_t group_matmul_need(const run_t *run, const op_t *op) {
     return (need_t){.shared = side_by_side + aligned_bytes(m * count, sizeof(int32_t)), .scratch = look_need(run, o)};
 }
 
-/* One row of a block of `tokens` side by side, group by group, and its sum in each group. */
-INLINE void interleave_row(const int8_t *from, int64_t k, int64_t group, int tokens, int32_t *to, int32_t *totals) {
-    const int64_t fours = span_columns(group) / 4;
+/* One row of a block of `tokens` side by side, group by group in `fours` of columns, and its sum in each group. */
+INLINE void interleave_row(
+    const int8_t *from, int64_t k, int64_t group, int64_t fours, int tokens, int32_t *to, int32_t *totals) {
     for (int64_t s = 0; s < k / group; s++, from += group) {
         int32_t *span = to + s * fours * tokens, sum = 0;
         for (int64_t i = 0; i < fours; i++) {
@@ -36,39 +37,49 @@ INLINE void interleave_row(const int8_t *from, int64_t k, int64_t group, int tok
 /* Activations of a block of tokens side by side, and the sum of each token's in each group. */
 static void group_interleave(const ternary_matmul_op_t *o, int64_t first, int tokens, int32_t *to, int32_t *totals) {
     const int64_t k = o->x.columns, count = k / o->group;
-    for (int m = 0; m < tokens; m++)
-        interleave_row(
-            (const int8_t *)o->x.data + (first + m) * o->x.stride, k, o->group, tokens, to + m, totals + m * count);
+    const int64_t fours = o->binary ? o->group / 4 : span_columns(o->group) / 4;
+    for (int m = 0; m < tokens; m++) {
+        const int8_t *from = (const int8_t *)o->x.data + (first + m) * o->x.stride;
+        interleave_row(from, k, o->group, fours, tokens, to + m, totals + m * count);
+    }
 }
 
-/* sums[token · PANEL_ROWS + row] += (acc - total) · w, of one group. */
-INLINE void group_add(const int32_t *acc, int32_t total, const half_t *w, int64_t rows, float *sums) {
+/* sums[token · PANEL_ROWS + row] += (unit · acc - total) · w, of one group; `unit` is a constant. */
+INLINE void group_add(
+    const int32_t *acc, const int32_t unit, int32_t total, const half_t *w, int64_t rows, float *sums) {
     for (int64_t i = 0; i < rows; i += VL) {
         const int n = rows - i < VL ? (int)(rows - i) : VL;
-        const vf product = __builtin_convertvector(*(const vi_mem *)(acc + i) - total, vf) * v_load_half_part(w + i, n);
+        const vi codes = *(const vi_mem *)(acc + i) * unit - total;
+        const vf product = __builtin_convertvector(codes, vf) * v_load_half_part(w + i, n);
         v_store_part(sums + i, v_load_part(sums + i, n) + product, n);
     }
 }
 
-/* A panel by a block of tokens. */
-INLINE void group_block(const gemm_t *gemm, place_t at, int64_t panel, int64_t first, int tokens) {
+/* A panel by a block of tokens. `binary` is a constant: whether a weight has one bit (binary_matmul.h). */
+INLINE void group_block(
+    const gemm_t *gemm, place_t at, int64_t panel, int64_t first, int tokens, const bool binary) {
     const ternary_matmul_op_t *o = gemm->o;
-    const int64_t count = o->x.columns / o->group, groups = groups_of(o->group), rows = panel_rows(at.part, panel);
+    const int64_t count = o->x.columns / o->group, rows = panel_rows(at.part, panel);
+    const int64_t groups = binary ? o->group / BIT_COLUMNS : groups_of(o->group);
+    const int64_t fours = groups * (binary ? BIT_PLANES : PLANES);
     const int tiles = panel_tiles(at.part->rows, panel);
     const uint8_t *w = panel_at(at.part->codes, panel, count * groups);
     const half_t *scales = at.part->scales + panel * count * PANEL_ROWS;
-    const int32_t *x = gemm->x + first * row_groups(o) * PLANES, *totals = gemm->totals + first * count;
+    const int32_t *x = gemm->x + first * count * fours, *totals = gemm->totals + first * count;
     float sums[BLOCK_TOKENS * PANEL_ROWS];
     memset(sums, 0, (size_t)tokens * PANEL_ROWS * sizeof *sums);
     for (int64_t s = 0; s < count; s++, w += tiles * groups * TILE_BYTES, scales += PANEL_ROWS) {
         int32_t acc[BLOCK_TOKENS * PANEL_ROWS];
-        const int32_t *own = x + s * groups * PLANES * tokens;
-        if (tokens == 1)
+        const int32_t *own = x + s * fours * tokens;
+        if (binary)
+            bit_panel(w, tiles, groups, own, tokens, acc);
+        else if (tokens == 1)
             gemv_panel(w, tiles, groups, (const int8_t *)own, acc);
         else
             gemm_panel(w, tiles, groups, own, tokens, acc);
         for (int m = 0; m < tokens; m++)
-            group_add(acc + m * PANEL_ROWS, totals[m * count + s], scales, rows, sums + m * PANEL_ROWS);
+            group_add(
+                acc + m * PANEL_ROWS, binary ? 2 : 1, totals[m * count + s], scales, rows, sums + m * PANEL_ROWS);
     }
     for (int m = 0; m < tokens; m++) {
         float *out = (float *)o->out.data + (first + m) * o->out.stride + at.column + panel * PANEL_ROWS;
@@ -78,13 +89,13 @@ INLINE void group_block(const gemm_t *gemm, place_t at, int64_t panel, int64_t f
 
 INLINE void group_item(gemm_t *gemm, place_t at, int64_t panel, int64_t begin, int64_t end) {
     for (int64_t first = begin; first < end; first += BLOCK_TOKENS)
-        group_block(gemm, at, panel, first, end - first < BLOCK_TOKENS ? (int)(end - first) : BLOCK_TOKENS);
+        group_block(gemm, at, panel, first, end - first < BLOCK_TOKENS ? (int)(end - first) : BLOCK_TOKENS, false);
 }
 
-static void group_matmul(run_t *run, const op_t *op, int thread) {
-    const ternary_matmul_op_t *o = &op->ternary_matmul;
+/* Put the activations side by side, and take the items; `row` is a row's activations in fours. */
+INLINE void group_product(run_t *run, const ternary_matmul_op_t *o, int64_t row, int thread, multiply_item_t *multiply) {
     const int64_t tokens = run->step.tokens, blocks = (tokens + BLOCK_TOKENS - 1) / BLOCK_TOKENS;
-    const int64_t count = o->x.columns / o->group, row = row_groups(o) * PLANES;
+    const int64_t count = o->x.columns / o->group;
     gemm_t gemm = {.o = o, .x = (int32_t *)run->shared};
     gemm.totals = (int32_t *)(run->shared + aligned_bytes((size_t)(tokens * row), sizeof *gemm.x));
     for (int64_t b; (b = pool_take(run->pool, thread, blocks)) >= 0;) {
@@ -93,7 +104,12 @@ static void group_matmul(run_t *run, const op_t *op, int thread) {
         group_interleave(o, first, block, gemm.x + first * row, gemm.totals + first * count);
     }
     pool_barrier(run->pool, thread);
-    multiply_items(run, &gemm, thread, group_item);
+    multiply_items(run, &gemm, thread, multiply);
+}
+
+static void group_matmul(run_t *run, const op_t *op, int thread) {
+    const ternary_matmul_op_t *o = &op->ternary_matmul;
+    group_product(run, o, row_groups(o) * PLANES, thread, group_item);
 }
 
 #endif

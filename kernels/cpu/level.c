@@ -58,6 +58,7 @@
 #include "rope_append.h"
 #include "route.h"
 #include "sample.h"
+#include "binary_matmul.h"
 #include "ternary_matmul.h"
 #include "ternary_table.h"
 
@@ -100,5 +101,8 @@ const level_t JOIN(level_, LEVEL) = {
             [OP_ROUTE] = OPERATION(route, route_need),
             [OP_EXPERT_MATMUL] = OPERATION(expert_matmul, expert_matmul_need),
             [OP_NORM_TOKENS] = OPERATION(norm_tokens, NULL),
+#ifdef ONE_BIT
+            [OP_BINARY_MATMUL] = OPERATION(binary_matmul, binary_matmul_need),
+#endif
         },
 };

@@ -51,6 +51,7 @@ typedef struct {
     int64_t group; /* columns that are packed on their own, with scales [rows, columns / group]; 0: all of them, without */
     const uint16_t *scales;
     uint16_t *packed_scales;
+    int64_t binary; /* whether no weight is 0, and each is packed in one bit; columns are a multiple of 128 */
 } pack_t;
 
 /* A dense matrix [rows, columns] to be stored as head_layout.h says. */
@@ -65,7 +66,7 @@ typedef struct {
 typedef struct {
     const char *name; /* avx512, vnni_avx2, … */
     const char *device; /* the part after the colon in the device's name: amx, avx512, avx2, neon, simd128, scalar */
-    size_t (*packed_bytes)(int64_t rows, int64_t columns, int64_t group);
+    size_t (*packed_bytes)(int64_t rows, int64_t columns, int64_t group, int64_t binary);
     size_t (*packed_scales)(int64_t rows, int64_t columns, int64_t group); /* in bytes */
     void (*pack)(pool_t *pool, const pack_t *job, int thread); /* entered by every thread */
     size_t (*head_bytes)(int64_t rows, int64_t columns);

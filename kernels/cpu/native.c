@@ -24,9 +24,11 @@ BN_API const level_t *bitnet_level(int index) { return index < LEVEL_COUNT ? LEV
 BN_API const char *bitnet_level_name(const level_t *level) { return level->name; }
 BN_API const char *bitnet_level_device(const level_t *level) { return level->device; }
 BN_API bool bitnet_level_runs(const level_t *level) { return level_runs(level); }
-BN_API size_t bitnet_packed_bytes(const level_t *level, int64_t rows, int64_t columns, int64_t group) {
-    return level->packed_bytes(rows, columns, group);
+BN_API size_t bitnet_packed_bytes(const level_t *level, int64_t rows, int64_t columns, int64_t group, int64_t binary) {
+    return level->packed_bytes(rows, columns, group, binary);
 }
+/* Whether the level reads weights in one bit. */
+BN_API bool bitnet_one_bit(const level_t *level) { return level->operations[OP_BINARY_MATMUL].run != NULL; }
 BN_API size_t bitnet_packed_scales(const level_t *level, int64_t rows, int64_t columns, int64_t group) {
     return level->packed_scales(rows, columns, group);
 }
@@ -170,11 +172,12 @@ BN_API executable_t *bitnet_executable_new(const level_t *level, pool_t *pool, i
     size_t shared = 0, scratch = 0;
     for (int32_t i = 0; i < program->op_count; i++) {
         const operation_t *operation = &level->operations[program->ops[i].kind];
-        if (program->ops[i].kind == OP_TERNARY_MATMUL || program->ops[i].kind == OP_GROUP_MATMUL) {
+        const int32_t kind = program->ops[i].kind;
+        if (kind == OP_TERNARY_MATMUL || kind == OP_GROUP_MATMUL || kind == OP_BINARY_MATMUL) {
             const ternary_matmul_op_t *o = &program->ops[i].ternary_matmul;
             e->products += (double)o->x.columns * o->out.columns;
         }
-        if (program->ops[i].kind == OP_EXPERT_MATMUL) {
+        if (kind == OP_EXPERT_MATMUL) {
             const expert_matmul_op_t *o = &program->ops[i].expert_matmul;
             const double rows = o->shares.data ? 1.0 : o->ids.columns; /* that share the columns of x */
             e->products += (double)o->x.columns * rows * o->each;

@@ -37,6 +37,7 @@ enum op_kind {
     OP_ROUTE,
     OP_EXPERT_MATMUL,
     OP_NORM_TOKENS,
+    OP_BINARY_MATMUL,
     OP_KINDS
 };
 
@@ -89,14 +90,15 @@ typedef struct {
     float scale; /* of all columns, where `scales` is NULL */
 } ternary_part_t;
 
-/* ternary_matmul and group_matmul. */
+/* ternary_matmul, group_matmul and binary_matmul. */
 typedef struct {
     matrix_t x;
     const float *scale;
     const ternary_part_t *parts;
     int32_t part_count, add;
     matrix_t out;
-    int32_t group, pad; /* columns that share a scale, which divide those of x; 0: all */
+    int32_t group;  /* columns that share a scale, which divide those of x; 0: all */
+    int32_t binary; /* whether the weights are packed in one bit each */
 } ternary_matmul_op_t;
 
 /* embed and dense_matmul of a ternary table, in groups of `group` columns. */

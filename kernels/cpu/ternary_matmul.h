@@ -80,7 +80,7 @@ static stretch_t ternary_matmul_begins(const run_t *run, const op_t *op, int thr
     if (first >= items) return (stretch_t){0};
     const place_t at = place_of(o, 1, first);
     const uint8_t *begin = panel_at(at.part->codes, at.number, groups);
-    return (stretch_t){begin, at.part->codes + packed_bytes(at.part->rows, o->x.columns, 0)};
+    return (stretch_t){begin, at.part->codes + packed_bytes(at.part->rows, o->x.columns, 0, false)};
 }
 
 static void ternary_matmul(run_t *run, const op_t *op, int thread) {

@@ -181,7 +181,7 @@ static stretch_t table_matmul_begins(const run_t *run, const op_t *op, int threa
     const table_matmul_op_t *o = &op->table_matmul;
     const int64_t first = pool_share(run->pool, thread, panels_of(o->table.rows));
     if (first >= panels_of(o->table.rows)) return (stretch_t){0};
-    const uint8_t *end = o->table.codes + packed_bytes(o->table.rows, o->x.columns, o->group);
+    const uint8_t *end = o->table.codes + packed_bytes(o->table.rows, o->x.columns, o->group, false);
     return (stretch_t){table_panel(&o->table, first, o->x.columns, o->group).codes, end};
 }
 

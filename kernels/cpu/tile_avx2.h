@@ -61,6 +61,29 @@ INLINE void gemv_tiles(const uint8_t *w, const int tiles, int64_t groups, const 
     }
 }
 
+#define ONE_BIT
+/* acc[8 tiles] = Σ bit · x over a panel in one bit, for one token; `tiles` is a constant. Bits weigh 1 and 2, the others being
+ * shifted down by two, four and six: the sums of these are apart. */
+INLINE void bit_tiles(const uint8_t *w, const int tiles, int64_t groups, const int8_t *x, int32_t *acc) {
+    const __m256i low = _mm256_set1_epi8(1), high = _mm256_set1_epi8(2);
+    __m256i one[PANEL_TILES], two[PANEL_TILES];
+    for (int t = 0; t < tiles; t++) one[t] = two[t] = _mm256_setzero_si256();
+    for (int64_t g = 0; g < groups; g++, w += 32 * tiles)
+        for (int p = 0; p < 8; p += 2, x += 8) {
+            const __m256i y0 = four_of(x), y1 = four_of(x + 4);
+            for (int t = 0; t < tiles; t++) {
+                const __m256i bits = _mm256_srli_epi32(_mm256_loadu_si256((const __m256i *)(w + 32 * t)), p);
+                if (p == 0 && t % 2 == 0) _mm_prefetch(w + 32 * t + 8192, _MM_HINT_T1);
+                one[t] = _mm256_dpbusd_avx_epi32(one[t], _mm256_and_si256(bits, low), y0);
+                two[t] = _mm256_dpbusd_avx_epi32(two[t], _mm256_and_si256(bits, high), y1);
+            }
+        }
+    for (int t = 0; t < tiles; t++) {
+        const __m256i all = _mm256_add_epi32(one[t], _mm256_srai_epi32(two[t], 1));
+        _mm256_storeu_si256((__m256i *)(acc + 8 * t), all);
+    }
+}
+
 INLINE void plane_tiles(
     const uint8_t *w, int64_t pitch, const int tiles, int64_t groups, const int32_t *x, const int tokens, int32_t *acc,
     const int acc_pitch, const int bits) {

@@ -32,8 +32,13 @@ INLINE const uint8_t *panel_at(const uint8_t *packed, int64_t panel, int64_t gro
     return packed + panel * PANEL_TILES * groups * TILE_BYTES;
 }
 
+/* Columns of a tile of one bit a weight: bit p of byte j of lane r holds the column 4p + j of row r, 1 for +1. */
+#define BIT_COLUMNS 32
+#define BIT_PLANES (BIT_COLUMNS / 4)
+
 /* Bytes of a packed matrix. Columns are packed `group` at a time, or all together where it is 0. */
-static size_t packed_bytes(int64_t rows, int64_t columns, int64_t group) {
+static size_t packed_bytes(int64_t rows, int64_t columns, int64_t group, int64_t binary) {
+    if (binary) return (size_t)(tiles_of(rows) * (columns / BIT_COLUMNS) * TILE_BYTES);
     const int64_t groups = group ? columns / group * groups_of(group) : groups_of(columns);
     return (size_t)(tiles_of(rows) * groups * TILE_BYTES);
 }
@@ -98,6 +103,19 @@ INLINE void pack_strip(
     }
 }
 
+/* A tile's rows in one bit a weight: the upper bits of codes that are 0 and 2. Tiles stand `tiles` apart. */
+INLINE void pack_bits(const pack_t *job, int64_t row, uint8_t *to, int tiles) {
+    for (int64_t block = 0; block < job->columns / 128; block++) {
+        lanes_t words[8];
+        load_words(job, row, block, 8, words);
+        for (uint32_t quarter = 0; quarter < 4; quarter++, to += tiles * TILE_BYTES) {
+            lanes_t bits = (lanes_t)(0);
+            for (uint32_t p = 0; p < BIT_PLANES; p++) bits |= (words[p] >> (7 - 2 * quarter) & 0x01010101) << p;
+            memcpy(to, &bits, TILE_BYTES);
+        }
+    }
+}
+
 static void pack_scales(const pack_t *job, int64_t panel) {
     const int64_t count = job->columns / job->group;
     uint16_t *to = job->packed_scales + panel * count * PANEL_ROWS;
@@ -113,6 +131,12 @@ static void pack(pool_t *pool, const pack_t *job, int thread) {
     for (int64_t panel; (panel = pool_take(pool, thread, panels_of(job->rows))) >= 0;) {
         const int tiles = panel_tiles(job->rows, panel);
         if (job->group) pack_scales(job, panel);
+        if (job->binary) {
+            uint8_t *bits = job->packed + panel * PANEL_TILES * (job->columns / BIT_COLUMNS) * TILE_BYTES;
+            for (int tile = 0; tile < tiles; tile++)
+                pack_bits(job, panel * PANEL_ROWS + tile * TILE_ROWS, bits + tile * TILE_BYTES, tiles);
+            continue;
+        }
         uint8_t *to = job->packed + panel * PANEL_TILES * count * groups * TILE_BYTES;
         for (int64_t s = 0; s < count; s++, to += groups * tiles * TILE_BYTES)
             for (int64_t first = 0; first < span; first += STRIP_COLUMNS)

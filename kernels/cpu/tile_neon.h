@@ -30,6 +30,32 @@ INLINE void gemv_tiles(const uint8_t *w, const int tiles, int64_t groups, const 
         vst1q_s32(acc + 4 * t, vaddq_s32(one[t], vaddq_s32(vshrq_n_s32(four[t], 2), vshrq_n_s32(sixteen[t], 4))));
 }
 
+#define ONE_BIT
+/* acc[4 tiles] = Σ bit · x over a panel in one bit, for one token. The bits 0 to 3, and 4 to 7 shifted down by four, weigh 1, 2,
+ * 4 and 8: the sums of these are apart. */
+INLINE void bit_tiles(const uint8_t *w, const int tiles, int64_t groups, const int8_t *x, int32_t *acc) {
+    const uint8x16_t mask[4] = {vdupq_n_u8(1), vdupq_n_u8(2), vdupq_n_u8(4), vdupq_n_u8(8)};
+    int32x4_t sum[PANEL_TILES][4];
+    for (int t = 0; t < tiles; t++)
+        for (int p = 0; p < 4; p++) sum[t][p] = vdupq_n_s32(0);
+    for (int64_t g = 0; g < groups; g++, x += 32) {
+        const int8x16_t y = vld1q_s8(x), z = vld1q_s8(x + 16);
+        __builtin_prefetch(w + 1024);
+        for (int t = 0; t < tiles; t++, w += 16) {
+            const uint8x16_t low = vld1q_u8(w), high = vshrq_n_u8(low, 4);
+#define ADD_BIT(p) \
+    sum[t][p] = vdotq_laneq_s32(sum[t][p], vreinterpretq_s8_u8(vandq_u8(low, mask[p])), y, p); \
+    sum[t][p] = vdotq_laneq_s32(sum[t][p], vreinterpretq_s8_u8(vandq_u8(high, mask[p])), z, p);
+            ADD_BIT(0) ADD_BIT(1) ADD_BIT(2) ADD_BIT(3)
+#undef ADD_BIT
+        }
+    }
+    for (int t = 0; t < tiles; t++) {
+        const int32x4_t ends = vaddq_s32(sum[t][0], vshrq_n_s32(sum[t][1], 1));
+        vst1q_s32(acc + 4 * t, vaddq_s32(ends, vaddq_s32(vshrq_n_s32(sum[t][2], 2), vshrq_n_s32(sum[t][3], 3))));
+    }
+}
+
 /* A register of x holds four activations of each of four tokens: the lane picks the token. */
 INLINE void plane_tiles(
     const uint8_t *w, int64_t pitch, const int tiles, int64_t groups, const int32_t *x, const int tokens, int32_t *acc,
@@ -47,7 +73,7 @@ INLINE void plane_tiles(
             const int8x16_t y = vreinterpretq_s8_s32(four);
             for (int t = 0; t < tiles; t++) {
                 const int8x16_t plane = vreinterpretq_s8_u8(vandq_u8(codes[t], mask));
-                codes[t] = bits == 2 ? vshrq_n_u8(codes[t], 2) : vshrq_n_u8(codes[t], 4);
+                codes[t] = bits == 1 ? vshrq_n_u8(codes[t], 1) : bits == 2 ? vshrq_n_u8(codes[t], 2) : vshrq_n_u8(codes[t], 4);
                 sum[t][0] = vdotq_laneq_s32(sum[t][0], plane, y, 0);
                 if (tokens > 1) sum[t][1] = vdotq_laneq_s32(sum[t][1], plane, y, 1);
                 if (tokens > 2) sum[t][2] = vdotq_laneq_s32(sum[t][2], plane, y, 2);

@@ -156,7 +156,7 @@ def test_pools_come_and_go(system: OtherSystem) -> None:
         pool = library.bitnet_pool_new(4)
         assert pool
         codes = np.zeros((256, 1, 32), np.uint8)
-        packed = library.bitnet_pages_alloc(library.bitnet_packed_bytes(level, 256, 128, 0))
+        packed = library.bitnet_pages_alloc(library.bitnet_packed_bytes(level, 256, 128, 0, False))
         library.bitnet_pack(level, pool, structures.PackJob(codes.ctypes.data, packed, 256, 128))
         library.bitnet_pool_delete(pool)
     library.close()

@@ -22,8 +22,21 @@ HYBRID = PRESETS["bonsai-27b-small"]
 assert isinstance(HYBRID, HybridShape)
 SHAPES = {
     "tables and layers": replace(HYBRID, encoding=GGMLType.PTQ1_0, vocab=700),
+    "one bit": replace(HYBRID, encoding=GGMLType.Q1_0, vocab=700),
     "experts": replace(PRESETS["maple-small"], layers=2),
 }
+
+
+@pytest.mark.parametrize("encoding", [GGMLType.Q1_0, GGMLType.PQ2_0])
+def test_binary_weights_take_one_bit(encoding: GGMLType, tmp_path: Path) -> None:
+    make_model(tmp_path / "m.gguf", replace(HYBRID, encoding=encoding))
+    with load_model(tmp_path / "m.gguf", device="cpu", context=64, threads=1) as model:
+        model.generate([5, 6], max_tokens=1)
+        (executable,) = (replica.executable for replica in model._replicas)
+        kernels = executable.kernels
+    products = {name for name in kernels if name.startswith(("binary_matmul_", "group_matmul_"))}
+    one_bit = encoding is GGMLType.Q1_0 and model.device.details["level"] not in ("avx2", "scalar", "simd128")
+    assert {name.partition("_")[0] for name in products} == {"binary" if one_bit else "group"}
 
 
 @pytest.mark.parametrize("name", SHAPES)

@@ -81,16 +81,44 @@ def test_the_unused_code_makes_no_neighbour_wrong(library: ctypes.CDLL, group: i
         np.testing.assert_array_equal(right[other], wrong[other], err_msg=name)
 
 
-def _packed(library: ctypes.CDLL, level: int, pool: int, weights: npt.NDArray[np.int8], group: int) -> Any:
+@pytest.mark.parametrize(("rows", "columns"), [(1, 128), (50, 384), (193, 1280)])
+def test_binary_weights_are_bits(library: ctypes.CDLL, rows: int, columns: int) -> None:
+    """Bit p of byte j of a row's lane is the column 4p + j of 32; rows past the last are zeros."""
+    weights = np.random.default_rng().choice(np.array([-1, 1], np.int8), (rows, columns))
+    for name, level in native.levels(library).items():
+        pool = library.bitnet_pool_new(1)
+        try:
+            packed = _packed(library, level, pool, weights, 64, binary=True)
+        finally:
+            library.bitnet_pool_delete(pool)
+        layout = LAYOUTS[name]
+        tiles = -(-rows // layout.rows)
+        bits = np.zeros((tiles * layout.rows, columns), np.uint8)
+        bits[:rows] = weights > 0
+        lanes = bits.reshape(tiles, layout.rows, -1, 8, 4).transpose(0, 2, 1, 4, 3)  # [tile, group, row, byte, bit]
+        numbers = np.packbits(lanes, axis=-1, bitorder="little")[..., 0]
+        panels = [numbers[at : at + layout.tiles] for at in range(0, tiles, layout.tiles)]
+        expected = np.concatenate([panel.transpose(1, 0, 2, 3).ravel() for panel in panels])
+        np.testing.assert_array_equal(packed, expected, err_msg=name)
+
+
+def _packed(
+    library: ctypes.CDLL,
+    level: int,
+    pool: int,
+    weights: npt.NDArray[np.int8],
+    group: int,
+    binary: bool = False,
+) -> Any:
     rows, columns = weights.shape
     codes, scales = pack_ternary(weights), np.zeros(weights.size // (group or weights.size), np.float16)
-    size = library.bitnet_packed_bytes(level, rows, columns, group)
+    size = library.bitnet_packed_bytes(level, rows, columns, group, binary)
     units = np.empty(library.bitnet_packed_scales(level, rows, columns, group) if group else 1, np.uint8)
     room = np.full(size + 2 * ALIGNMENT, 0xA5, np.uint8)
     begin = -room.ctypes.data % ALIGNMENT
     where = room.ctypes.data + begin
     shape = rows, columns, group
-    job = structures.PackJob(codes.ctypes.data, where, *shape, scales.ctypes.data, units.ctypes.data)
+    job = structures.PackJob(codes.ctypes.data, where, *shape, scales.ctypes.data, units.ctypes.data, binary)
     library.bitnet_pack(level, pool, job)
     assert (room[:begin] == 0xA5).all()
     assert (room[begin + size :] == 0xA5).all()

@@ -37,6 +37,7 @@ causal_conv, delta_gates, delta_rule, hadamard = (
 route, mixed, expert_rows = experts.route, experts.mixed, experts.expert_rows
 choose, gumbel, adjusted = sampling.choose, sampling.gumbel, sampling.adjusted
 Executable = reference.ReferenceExecutable
+product = Executable._product
 sequences, positions, load, run_op = Fields.sequences, Fields.positions, Executable._load, Executable._run_op
 
 
@@ -248,6 +249,20 @@ def wraps_at_16_bits(x: Array, scale: Array, weight: TernaryData) -> Array:
     unit = scale * weight.scale
     acc = np.rint(ternary_matmul(x, np.ones_like(scale), TernaryData(weight.codes, np.ones(1, np.float32))))
     return acc.astype(np.int64).astype(np.int16).astype(np.float32) * unit[:, None]
+
+
+def binary_weights_in_16_columns(executable: Any, x: Array, scale: Array, name: str, rows: TernaryData) -> Array:
+    """The upper half of each 32 activations meets the weights of the lower half."""
+    if executable.program.weights[name].binary:
+        x = x.reshape(len(x), -1, 2, 16)[:, :, ::-1].reshape(x.shape)
+    return product(executable, x, scale, name, rows)
+
+
+def bits_counted_once(executable: Any, x: Array, scale: Array, name: str, rows: TernaryData) -> Array:
+    """Σ bit · x − Σ x, where a binary weight is 2 · bit − 1: its −1 counts, and its +1 is 0."""
+    if executable.program.weights[name].binary:
+        rows = rows._replace(codes=rows.codes & 0x55 | rows.codes >> 1 & 0x55)
+    return product(executable, x, scale, name, rows)
 
 
 def rounds_in_another_order(x: Array, scale: Array, weight: TernaryData) -> Array:
@@ -610,6 +625,9 @@ MUTANTS = [
     Mutant("absmean of each row", ("test_quantize",), op("absmean_ternary", absmean_of_rows)),
     Mutant("16-bit sums", ("extremes",), op("ternary_matmul", wraps_at_16_bits)),
     Mutant("scales in another order", ("test_ternary_matmul",), op("ternary_matmul", rounds_in_another_order)),
+    Mutant("binary halves swapped", ("of_binary",), method(Executable, "_product", binary_weights_in_16_columns)),
+    Mutant("bits counted once", ("of_binary",), method(Executable, "_product", bits_counted_once)),
+    Mutant("binary beside ternary", ("of_some_binary",), method(Executable, "_product", bits_counted_once)),
     Mutant("tail of K dropped", ("test_ternary_matmul",), op("ternary_matmul", drops_the_tail_of_k)),
     Mutant("last column of a product", ("test_ternary",), op("ternary_matmul", leaves_the_last_column(ternary_matmul))),
     Mutant("last column of the head", ("test_dense",), op("dense_matmul", leaves_the_last_column(dense_matmul))),

@@ -89,6 +89,8 @@ class Memory(NamedTuple):
             windows are not among these.
         windows: The keys and values of layers that attend to windows, for a sequence at least that long.
         state: The states of recurrent layers of a sequence, twice: those that a step reads and those that it writes.
+        spared: How many fewer bytes of weights there are, and a token reads, on devices that keep binary weights in
+            one bit.
     """
 
     weights: int
@@ -96,6 +98,7 @@ class Memory(NamedTuple):
     position: int
     windows: int
     state: int
+    spared: int
 
     def total(self, sequences: int, context: int) -> int:
         """Bytes for so many sequences of so many tokens, without the activations of a step."""
@@ -105,14 +108,15 @@ class Memory(NamedTuple):
 def _memory(model: ModelFile) -> Memory:
     from bitnet.core.engine.setup import position_bytes, window_bytes
     from bitnet.core.hal import BLOCK_TABLES, TERNARY_TABLES
-    from bitnet.core.model.memory import token_bytes, weight_bytes
+    from bitnet.core.model.memory import spared_bytes, token_bytes, weight_bytes
 
     config = model.config
     state = 0 if config.delta_net is None else 2 * config.delta_net.state_bytes
     weights = model.weights_for({BLOCK_TABLES, TERNARY_TABLES})
     token = token_bytes(weights, config.experts)
     windows = window_bytes(config, "f16", config.context_length)
-    return Memory(weight_bytes(weights), token, position_bytes(config, "f16"), windows, state)
+    all_bytes, position, spared = weight_bytes(weights), position_bytes(config, "f16"), spared_bytes(weights)
+    return Memory(all_bytes, token, position, windows, state, spared)
 
 
 def _devices(model: ModelFile) -> Mapping[str, str | None]:
@@ -139,6 +143,11 @@ def _needs(config: ModelConfig, memory: Memory) -> list[str]:
     each = f"{size(memory.state)} for the states of a sequence, {each}" if memory.state else each
     contexts = sorted({*(n for n in CONTEXTS if n < config.context_length), config.context_length})
     lines = [f"memory: {size(memory.weights)} of weights, of which a token reads {size(memory.token)}; {each} (f16)"]
+    if memory.spared:
+        less, read = size(memory.weights - memory.spared), size(memory.token - memory.spared)
+        lines += [
+            f"  CPUs with int8 dot products keep a bit a weight: {less} of weights, of which a token reads {read}"
+        ]
     lines += [f"  {'sequences':<10}" + "".join(f"{f'context {context}':>18}" for context in contexts)]
     for sequences in SEQUENCES:
         lines += [f"  {sequences:<10}" + "".join(f"{size(memory.total(sequences, n)):>18}" for n in contexts)]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import math
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any, ClassVar, NamedTuple
 
@@ -35,6 +36,7 @@ from bitnet.core.hal import (
     StepLayout,
     TernaryMatmul,
     TernaryWeight,
+    Weight,
 )
 from bitnet.core.hal.check import SlotCheck, loaded_dense, loaded_rows
 from bitnet.core.hal.program import NUMPY_DTYPES
@@ -256,6 +258,12 @@ class LoweredProgram:
         weights = self._source.weights
         products = [op for op in self._source.ops if isinstance(op, TernaryMatmul | ExpertMatmul)]
         used = dict.fromkeys(name for op in products for name in op.weights)
+        self._binary = {
+            name
+            for op in products
+            if isinstance(op, TernaryMatmul) and self._in_one_bit([weights[name] for name in op.weights])
+            for name in op.weights
+        }
         self._experts = {name: op.experts for op in products if isinstance(op, ExpertMatmul) for name in op.weights}
         tables = {
             op.table if isinstance(op, Embed) else op.weight
@@ -282,6 +290,11 @@ class LoweredProgram:
             turned = _transposed(name, matrix) if isinstance(matrix, DenseWeight) and name in transposed else matrix
             self._dense[name] = self._place(name, turned, where)
 
+    def _in_one_bit(self, weights: Sequence[Weight]) -> bool:
+        """Whether the level takes the weights of a product in one bit each."""
+        binary = all(isinstance(weight, TernaryWeight) and weight.binary for weight in weights)
+        return binary and bool(self._library.bitnet_one_bit(self._native.level))
+
     def _packed_bytes(self, name: str) -> tuple[int, int]:
         """Packed bytes of a matrix's codes and of its scales; those of all experts, each of which is packed apart."""
         experts = self._experts.get(name, 1)
@@ -294,7 +307,7 @@ class LoweredProgram:
         assert isinstance(weight, TernaryWeight)
         shape = rows, weight.shape[1]
         scales = 0 if weight.group is None else library.bitnet_packed_scales(level, *shape, weight.group)
-        return library.bitnet_packed_bytes(level, *shape, weight.group or 0), scales
+        return library.bitnet_packed_bytes(level, *shape, weight.group or 0, name in self._binary), scales
 
     def _pack(self, name: str, weight: TernaryWeight, address: int, scales: int | None) -> PackedMatrix:
         """Pack a matrix a few rows at a time, so that there is no second copy of it."""
@@ -311,9 +324,12 @@ class LoweredProgram:
                 where = address + expert * (sizes[0] // experts) + behind[0]
                 units = None if scales is None else scales + expert * (sizes[1] // experts) + behind[1]
                 piece, own = codes[begin : begin + rows], given if scales is None else given[begin : begin + rows]
-                job = structures.PackJob(piece.ctypes.data, where, len(piece), columns, group, own.ctypes.data, units)
+                own_scales = own.ctypes.data, units
+                job = structures.PackJob(
+                    piece.ctypes.data, where, len(piece), columns, group, *own_scales, name in self._binary
+                )
                 self._library.bitnet_pack(self._native.level, self._native.pool, job)
-        return PackedMatrix(address, scales, rows, scale)
+        return PackedMatrix(address, scales, rows, scale, name in self._binary)
 
     def _place(self, name: str, weight: DenseWeight | BlockWeight, address: int | None) -> int:
         """The address of a dense weight, or one in blocks: copied to ``address``, or in place."""

@@ -45,6 +45,11 @@ class PackedMatrix(NamedTuple):
     scales: int | None
     rows: int
     scale: float
+    binary: bool
+
+    @property
+    def part(self) -> structures.TernaryPart:
+        return structures.TernaryPart(*self[:4])
 
 
 class Operands(NamedTuple):
@@ -97,7 +102,7 @@ class Operands(NamedTuple):
         matrix, weight = self.ternary[name], self.program.weights[name]
         assert isinstance(weight, TernaryWeight)
         assert weight.group is not None
-        return structures.TernaryPart(*matrix), weight.group, 0
+        return matrix.part, weight.group, 0
 
 
 def lower(op: Op, at: Operands) -> structures.Op:
@@ -175,10 +180,12 @@ def _product(op: TernaryMatmul, at: Operands) -> structures.Op:
     matrices, first = [at.ternary[name] for name in op.weights], at.program.weights[op.weights[0]]
     operands = at.matrices[op.x], at.address(op.scale)
     assert isinstance(first, TernaryWeight)
-    parts = (structures.TernaryPart * len(matrices))(*(structures.TernaryPart(*matrix) for matrix in matrices))
+    parts = (structures.TernaryPart * len(matrices))(*(matrix.part for matrix in matrices))
     where = at.keep(parts), len(parts), op.add, _from_column(at.matrices[op.out], op.column or 0)
     kind = OpKind.TERNARY_MATMUL if first.group is None else OpKind.GROUP_MATMUL
-    return structures.Op(kind, ternary_matmul=structures.TernaryMatmulOp(*operands, *where, first.group or 0))
+    kind = OpKind.BINARY_MATMUL if matrices[0].binary else kind
+    how = first.group or 0, matrices[0].binary
+    return structures.Op(kind, ternary_matmul=structures.TernaryMatmulOp(*operands, *where, *how))
 
 
 def _from_column(matrix: structures.Matrix, first: int) -> structures.Matrix:
@@ -189,7 +196,7 @@ def _from_column(matrix: structures.Matrix, first: int) -> structures.Matrix:
 def _expert_product(op: ExpertMatmul, at: Operands) -> structures.Op:
     matrices, first = [at.ternary[name] for name in op.weights], at.program.weights[op.weights[0]]
     assert isinstance(first, TernaryWeight)
-    parts = (structures.TernaryPart * len(matrices))(*(structures.TernaryPart(*matrix) for matrix in matrices))
+    parts = (structures.TernaryPart * len(matrices))(*(matrix.part for matrix in matrices))
     shares = structures.Matrix() if op.shares is None else at.matrices[op.shares]
     tensors = at.matrices[op.x], at.matrices[op.scale], at.matrices[op.ids], shares
     where = at.keep(parts), len(parts), op.experts, at.matrices[op.out]

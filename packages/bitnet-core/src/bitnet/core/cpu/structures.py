@@ -33,6 +33,7 @@ class OpKind(enum.IntEnum):
     ROUTE = 20
     EXPERT_MATMUL = 21
     NORM_TOKENS = 22
+    BINARY_MATMUL = 23
 
 
 class Matrix(ctypes.Structure):
@@ -98,7 +99,7 @@ class TernaryMatmulOp(ctypes.Structure):
         ("add", c_int32),
         ("out", Matrix),
         ("group", c_int32),
-        ("pad", c_int32),
+        ("binary", c_int32),
     )
 
 
@@ -127,6 +128,7 @@ class PackJob(ctypes.Structure):
         ("group", c_int64),
         ("scales", c_void_p),
         ("packed_scales", c_void_p),
+        ("binary", c_int64),
     )
 
 

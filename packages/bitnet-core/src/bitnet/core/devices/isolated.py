@@ -148,7 +148,7 @@ class IsolatedDevice:
 def _described(weight: Weight) -> tuple[Any, ...]:
     """A picklable description of a weight, without its ``load``."""
     if isinstance(weight, TernaryWeight):
-        return "ternary", weight.shape, weight.group
+        return "ternary", weight.shape, (weight.group, weight.binary)
     return "blocks" if isinstance(weight, BlockWeight) else "dense", weight.shape, weight.dtype
 
 

@@ -110,7 +110,7 @@ class _Served:
             return found
 
         if kind == "ternary":
-            return TernaryWeight((shape[0], shape[1]), load, group=more)
+            return TernaryWeight((shape[0], shape[1]), load, group=more[0], binary=more[1])
         if kind == "blocks":
             return BlockWeight((shape[0], shape[1]), more, load)
         return DenseWeight(shape, more, load)

@@ -173,6 +173,8 @@ def _checked(name: str, weight: TernaryWeight, data: TernaryData, rows: int) -> 
     if data.scale.shape != shape or data.scale.dtype != dtype:
         found = f"{data.scale.dtype}{list(data.scale.shape)}"
         raise InvalidInputError(f"weight {name!r} has scales {found}; {dtype.__name__}{list(shape)} was declared.")
+    if weight.binary and (data.codes & 0x55).any():
+        raise InvalidInputError(f"weight {name!r} has weights besides −1 and +1; a binary matrix was declared.")
     return data
 
 

@@ -88,6 +88,11 @@ class Lookup:
                 f"weight {name!r} has groups of {group} columns of {columns}; a group has all of them, or a power of "
                 "two from 32 on that divides them."
             )
+        if weight.binary and (group is None or columns % 128):
+            raise InvalidInputError(
+                f"weight {name!r} of {columns} columns is binary, and has {'no ' if group is None else ''}groups; "
+                "it needs them, and a multiple of 128 columns."
+            )
         return weight
 
     def stacked(self, names: Sequence[str], columns: int) -> list[TernaryWeight]:

@@ -63,6 +63,7 @@ class TernaryWeight:
         rows: Loads the rows from a first one to before a last one, so that a decoded matrix is never in memory whole.
             None: only ``load`` does it, as for a matrix whose ``load`` reorders another one's rows.
         blocks: Maps the matrix as its file has it, where a device may look up rows of an embedding; None: it cannot.
+        binary: Whether every weight is −1 or +1. K is then a multiple of 128, and there are groups.
     """
 
     shape: tuple[int, int]
@@ -71,6 +72,7 @@ class TernaryWeight:
     group: int | None = None
     rows: Callable[[int, int], TernaryData] | None = None
     blocks: Callable[[], CodeBlocks] | None = None
+    binary: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,6 +18,12 @@ def weight_bytes(weights: Mapping[str, Weight]) -> int:
     return sum(_bytes(weight) for weight in {id(weight): weight for weight in weights.values()}.values())
 
 
+def spared_bytes(weights: Mapping[str, Weight]) -> int:
+    """How many fewer bytes there are where binary weights take one bit. Embeddings and heads take two."""
+    products = (weight for name, weight in weights.items() if name.startswith("blk."))
+    return sum(prod(weight.shape) // 8 for weight in products if isinstance(weight, TernaryWeight) and weight.binary)
+
+
 def token_bytes(weights: Mapping[str, Weight], experts: Experts | None) -> int:
     """Bytes of the weights that a decoded token reads: of embeddings one row, of experts those that it is routed to."""
     total = 0

@@ -60,7 +60,8 @@ def ternary_matrix(words: Stored, scales: Stored | None, biases: Stored | None, 
         packed = transcode(shape, lambda a, b: pack_codes(_codes(words, kind, data, units, shifts, a, b)))
         return TernaryData(packed, _halves(scales, units, group))
 
-    return TernaryWeight((words.shape[0], columns), load, words.release, group)
+    binary = kind is GGMLType.Q1_0 and columns % 128 == 0
+    return TernaryWeight((words.shape[0], columns), load, words.release, group, binary=binary)
 
 
 def ternary_rows(words: Stored, alphas: Stored, columns: int) -> TernaryWeight:

@@ -297,7 +297,8 @@ def bound_ternary(
             raise file.error(f"a scale times {factor:g} is too large for {scaled.dtype}.", tensor=tensor.name)
         return data._replace(scale=scaled)
 
-    return TernaryWeight(shape, load, lambda: file.release(tensor), group, None if group is None else rows)
+    some, binary = None if group is None else rows, scales == "block" and tensor.type is GGMLType.Q1_0
+    return TernaryWeight(shape, load, lambda: file.release(tensor), group, some, binary=binary)
 
 
 def bound_dense(

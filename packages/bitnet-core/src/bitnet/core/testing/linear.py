@@ -9,6 +9,7 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
+from bitnet.core.errors import InvalidInputError
 from bitnet.core.hal import (
     DenseMatmul,
     Device,
@@ -126,6 +127,34 @@ def grouped_shapes(size: Size) -> list[Grouped]:
     return pick(size, fixed, draw, lambda s: s.m * sum(s.n) * s.k)
 
 
+def binary_shapes(size: Size) -> list[Grouped]:
+    fixed = [
+        Grouped(1, (1,), 128, 32),
+        Grouped(1, (7, 1), 128, 128),
+        Grouped(1, (49, 33, 16), 2048, 128, add=True),
+        Grouped(1, (130,), 896, 64),
+        Grouped(1, (5,), 4224, 128),
+        Grouped(1, (40,), 3200, 3200),
+        Grouped(2, (97,), 640, 128),
+        Grouped(4, (64, 20), 384, 128, add=True),
+        Grouped(7, (50,), 1024, 256),
+        Grouped(8, (161, 3), 512, 32),
+        Grouped(9, (40,), 1408, 128),
+        Grouped(35, (577,), 1024, 64, add=True),
+        Grouped(70, (1210, 40, 600), 384, 128),
+        Grouped(2, (3,), MAX_K, MAX_K),
+        Grouped(1, (3,), MAX_K, 128),
+    ]
+
+    def draw(rng: np.random.Generator) -> Grouped:
+        group = 1 << int(rng.integers(5, 10))
+        k = log_uniform(rng, max(group, 128), 8192, max(group, 128))
+        parts = tuple(log_uniform(rng, 1, 700) for _ in range(rng.integers(1, 4)))
+        return Grouped(log_uniform(rng, 1, 100), parts, k, group, bool(rng.integers(2)))
+
+    return pick(size, fixed, draw, lambda s: s.m * sum(s.n) * s.k)
+
+
 def dense_shapes(size: Size) -> list[Shape]:
     fixed = [
         Shape(1, 1, 4),
@@ -159,19 +188,23 @@ def uneven(rng: np.random.Generator, *shape: int) -> Array:
     return rows.astype(np.float32)
 
 
-def check_groups(device: Device, rng: np.random.Generator, case: Grouped) -> None:
+def check_groups(device: Device, rng: np.random.Generator, case: Grouped, binary: Sequence[bool] = ()) -> None:
     """The bits of a product whose scales differ from group to group by up to a hundred times, of both signs, some zero.
 
     The first tokens have small sums. Each of the last ones has the greatest sums that some row of weights can give.
+    ``binary`` says which parts are declared binary, and have no zeros; none if it is empty.
 
     Raises:
         UnsupportedProgramError: The device refuses such weights.
     """
     scale: oracle.F32 = rng.uniform(1e-4, 2, (case.m,)).astype(np.float32)
-    weights = []
-    for n in case.n:
+    weights, binary = [], tuple(binary) or (False,) * len(case.n)
+    for n, no_zeros in zip(case.n, binary, strict=True):
         units = 10 ** rng.uniform(-2, 0, (n, case.k // case.group)) * rng.choice([-1, 0, 1, 1, 1], (n, 1))
-        weights.append((random_ternary(rng, n, case.k), units.astype(np.float16)))
+        matrix = random_ternary(rng, n, case.k)
+        if no_zeros:
+            matrix[matrix == 0] = rng.choice(np.array([-1, 1], np.int8), np.count_nonzero(matrix == 0))
+        weights.append((matrix, units.astype(np.float16)))
     codes = rng.integers(-128, 128, (case.m, case.k), dtype=np.int8)
     loud = int(rng.integers(case.m))
     codes[: rng.integers(loud + 1)] //= 8
@@ -180,7 +213,7 @@ def check_groups(device: Device, rng: np.random.Generator, case: Grouped) -> Non
     codes[loud:] = np.where(followed == 0, codes[loud:], np.where(followed > 0, 127, -128))
     addend = uneven(rng, case.m, sum(case.n)) if case.add else None
     product = oracle.group_matmul(codes, scale, weights)
-    _check_product(device, codes, scale, weights, product, addend, spare=2 if case.add else 0)
+    _check_product(device, codes, scale, weights, product, addend, spare=2 if case.add else 0, binary=binary)
 
 
 def check_quantised(device: Device, rng: np.random.Generator, case: Grouped) -> tuple[str, ...]:
@@ -219,12 +252,14 @@ def _check_product(
     product: oracle.F32,
     addend: Array | None,
     spare: int,
+    binary: Sequence[bool] | None = None,
 ) -> None:
     (m, k), n = codes.shape, sum(len(w) for w, _ in weights)
     names = tuple(f"w{i}" for i in range(len(weights)))
     specs = [tensor("x", "i8", "M", k), tensor("s", "f32", "M"), tensor("out", "f32", "M", n)]
     op = TernaryMatmul("x", "s", names, "out", addend is not None)
-    loaded = {name: ternary(*weight) for name, weight in zip(names, weights, strict=True)}
+    declared = zip(names, weights, binary or (False,) * len(weights), strict=True)
+    loaded = {name: ternary(*weight, binary=no_zeros) for name, weight, no_zeros in declared}
     inputs: dict[str, Array] = {"x": codes, "s": scale}
     if addend is not None:
         inputs["out"] = addend
@@ -285,6 +320,24 @@ class LinearTests(DeviceTests):
     def test_ternary_matmul_of_groups(self, device: Device, rng: np.random.Generator, case: Grouped) -> None:
         with not_yet():
             check_groups(device, rng, case)
+
+    @over(binary_shapes)
+    def test_ternary_matmul_of_binary_weights(self, device: Device, rng: np.random.Generator, case: Grouped) -> None:
+        with not_yet():
+            check_groups(device, rng, case, [True] * len(case.n))
+
+    def test_ternary_matmul_of_some_binary_weights(self, device: Device, rng: np.random.Generator) -> None:
+        with not_yet():
+            check_groups(device, rng, Grouped(1, (60, 35), 512, 128), [True, False])
+
+    def test_binary_weights_with_a_zero_are_refused(self, device: Device, rng: np.random.Generator) -> None:
+        matrix = rng.choice(np.array([-1, 1], np.int8), (5, 128))
+        matrix[3, rng.integers(128)] = 0
+        weight = ternary(matrix, np.ones((5, 1), np.float16), binary=True)
+        specs = [tensor("x", "i8", "M", 128), tensor("s", "f32", "M"), tensor("y", "f32", "M", 5)]
+        op = TernaryMatmul("x", "s", ("w",), "y")
+        with not_yet(), pytest.raises(InvalidInputError, match="weights besides −1 and \\+1"):
+            Rig(device, [op], specs, {"w": weight}, limits=Limits(1))
 
     @pytest.mark.parametrize(
         "quantised",

@@ -49,10 +49,12 @@ def dense(array: Array) -> DenseWeight:
     return DenseWeight(fixed.shape, "f16" if fixed.dtype == np.float16 else "f32", lambda: fixed)
 
 
-def ternary(matrix: npt.NDArray[np.int8], scale: float | npt.NDArray[np.float16]) -> TernaryWeight:
+def ternary(
+    matrix: npt.NDArray[np.int8], scale: float | npt.NDArray[np.float16], *, binary: bool = False
+) -> TernaryWeight:
     """A weight of ``matrix[N, K]`` in {-1, 0, 1}, packed as :class:`TernaryData` describes.
 
-    ``scale`` is one, or ``f16[N, K / group]``.
+    ``scale`` is one, or ``f16[N, K / group]``. ``binary`` declares that no weight is 0.
     """
     rows, columns = matrix.shape
     blocks = -(-columns // 128)
@@ -63,7 +65,8 @@ def ternary(matrix: npt.NDArray[np.int8], scale: float | npt.NDArray[np.float16]
     data = np.ascontiguousarray(packed.reshape(rows, blocks * 32))
     data.setflags(write=False)
     if isinstance(scale, np.ndarray):
-        return TernaryWeight((rows, columns), lambda: TernaryData(data, scale), group=columns // scale.shape[1])
+        group = columns // scale.shape[1]
+        return TernaryWeight((rows, columns), lambda: TernaryData(data, scale), group=group, binary=binary)
     return TernaryWeight((rows, columns), lambda: TernaryData(data, np.array([scale], np.float32)))
 
 
