@@ -33,6 +33,7 @@ from bitnet.core.hal import (
     TernaryData,
     TernaryMatmul,
     TernaryWeight,
+    Weight,
     run,
 )
 from running import positive, run_tool
@@ -61,7 +62,7 @@ def weight(n: int, k: int, binary: bool) -> TernaryWeight:
 
 def build(device: Device, tokens: int, layers: int, binary: bool) -> Executable:
     """The products of all layers, compiled."""
-    weights, ops = {}, list[Op]()
+    weights, ops = dict[str, Weight](), list[Op]()
     for i in range(layers):
         weights |= {f"{name}{i}": weight(*shape, binary) for name, shape in SHAPES.items()}
         ops += [

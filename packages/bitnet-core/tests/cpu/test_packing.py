@@ -18,8 +18,9 @@ from bitnet.core.reference import ReferenceDevice
 from make_random_model import make_model
 from random_shapes import PRESETS, HybridShape
 
-HYBRID = PRESETS["bonsai-27b-small"]
-assert isinstance(HYBRID, HybridShape)
+_PRESET = PRESETS["bonsai-27b-small"]
+assert isinstance(_PRESET, HybridShape)
+HYBRID = _PRESET
 SHAPES = {
     "tables and layers": replace(HYBRID, encoding=GGMLType.PTQ1_0, vocab=700),
     "one bit": replace(HYBRID, encoding=GGMLType.Q1_0, vocab=700),

@@ -261,7 +261,8 @@ def binary_weights_in_16_columns(executable: Any, x: Array, scale: Array, name: 
 def bits_counted_once(executable: Any, x: Array, scale: Array, name: str, rows: TernaryData) -> Array:
     """Σ bit · x − Σ x, where a binary weight is 2 · bit − 1: its −1 counts, and its +1 is 0."""
     if executable.program.weights[name].binary:
-        rows = rows._replace(codes=rows.codes & 0x55 | rows.codes >> 1 & 0x55)
+        pairs = np.uint8(0x55)
+        rows = rows._replace(codes=rows.codes & pairs | rows.codes >> np.uint8(1) & pairs)
     return product(executable, x, scale, name, rows)
 
 
