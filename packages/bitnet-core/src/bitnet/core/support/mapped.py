@@ -18,6 +18,8 @@ from bitnet.core.errors import ModelFileError
 from bitnet.core.support.guard import GuardedMap
 from bitnet.core.support.source import PIECE, ByteSource, SlicedSource
 
+MAX_SEEK = (1 << 31) - 1
+"""Maximum bytes of a seek: a browser's Python takes a C ``long``, which has 32 bits there."""
 LFS_POINTER = b"version https://git-lfs.github.com/spec/"
 """How the small text begins that git keeps in place of a large file."""
 
@@ -135,7 +137,9 @@ class SlicedFile(OpenFile, SlicedSource):
         SlicedSource.__init__(self, self.path, self.size)
 
     def read(self, offset: int, size: int) -> bytes:
-        os.lseek(self._handle, offset, os.SEEK_SET)
+        os.lseek(self._handle, 0, os.SEEK_SET)
+        for begin in range(0, offset, MAX_SEEK):
+            os.lseek(self._handle, min(MAX_SEEK, offset - begin), os.SEEK_CUR)
         return os.read(self._handle, size)
 
     def release(self, offset: int, size: int) -> None:
