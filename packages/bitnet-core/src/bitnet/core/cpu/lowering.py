@@ -1,4 +1,7 @@
-"""Lowers a program for the native library: repacks weights, lays out tensors and KV cache, fills in C structures."""
+"""Lowers a program for the native library: repacks weights, lays out tensors and KV cache, fills in C structures.
+
+Long, because each operation of a program has a method here, and all fill in one structure.
+"""
 
 from __future__ import annotations
 

@@ -3,6 +3,8 @@
 The semantics of each operation (shapes, types, rounding, error bound) are the contract in ``kernels/README.md``; this
 module only names them. ``M`` stands for the number of tokens in a step and ``R`` for the number of rows that need
 logits.
+
+Long, because it is one list: each operation is a class whose docstring names its fields.
 """
 
 from __future__ import annotations

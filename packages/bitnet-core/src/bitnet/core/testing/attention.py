@@ -1,4 +1,7 @@
-"""Tests of ``rope_append`` and ``attention``, which can only be observed together, through the paged KV cache."""
+"""Tests of ``rope_append`` and ``attention``, which can only be observed together, through the paged KV cache.
+
+Long, because all tests share one class, which has both operations beside the cache of the oracle.
+"""
 
 from __future__ import annotations
 

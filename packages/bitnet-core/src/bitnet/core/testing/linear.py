@@ -1,4 +1,7 @@
-"""Tests of ``embed``, ``ternary_matmul``, ``dense_matmul`` and ``quantize``."""
+"""Tests of ``embed``, ``ternary_matmul``, ``dense_matmul`` and ``quantize``.
+
+Long, because the tests of all four share their random weights, their shapes and their bounds.
+"""
 
 from __future__ import annotations
 
