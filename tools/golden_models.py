@@ -348,7 +348,7 @@ MODELS = (
     _gemma("one-layer-embedding-gemma3", heads=3, kv_heads=3, head_dim=96, ffn=512, layers=1, width=132),
     _hunyuan("hunyuan", heads=4, kv_heads=1, head_dim=64, ffn=416, layers=2, width=192, rope=_NTK),
     _hunyuan("hunyuan-g64", heads=6, kv_heads=2, head_dim=64, ffn=448, layers=2, group=64, width=192, tied=False),
-    _hunyuan("hunyuan-odd", heads=3, kv_heads=3, head_dim=80, ffn=324, layers=2, linear="autobitlinear"),
+    _hunyuan("hunyuan-odd", heads=3, kv_heads=3, head_dim=80, ffn=320, layers=2, linear="autobitlinear"),
     _minicpm("one-layer-minicpm", heads=8, kv_heads=1, head_dim=64, ffn=768, layers=1, group=256),
 )
 
