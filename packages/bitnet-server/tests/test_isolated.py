@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import re
 import shutil
@@ -87,17 +88,21 @@ def test_vectors_are_those_of_a_model_in_this_process(server: Any, demo: Any) ->
 
 def test_a_crash_while_vectors_are_computed() -> None:
     isolated = load(default_model_path())
+
+    def embed(texts: list[list[int]]) -> Any:
+        return asyncio.run(isolated.embed(texts))
+
     try:
         with pytest.raises(InvalidInputError, match="has the token"):
-            isolated.embed([[10**6]])
+            embed([[10**6]])
         with ThreadPoolExecutor(1) as pool:
-            waiting = pool.submit(isolated.embed, [[5] * 900] * 500)
+            waiting = pool.submit(embed, [[5] * 900] * 500)
             until(lambda: bool(isolated._running))
             os.kill(isolated.model._process.pid, signal.SIGKILL)
             with pytest.raises(DeviceLostError):
                 waiting.result(30)
         with pytest.raises(DeviceLostError):
-            isolated.embed([[5]])
+            embed([[5]])
     finally:
         isolated.model.close()
 
