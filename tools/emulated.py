@@ -98,7 +98,7 @@ def driver(target: str, *, shared: bool) -> Path:
 def of_the_wheel(target: str, folder: str) -> list[str]:
     """Linker options of a program that opens the wheel's library."""
     hook = build_hook()
-    library: Path = hook.build(target)
+    library: Path = hook.build(hook.TARGETS[target])
     if hook.TARGETS[target].system != "windows":
         return ["-dynamic", str(library)]
     exports, stubs = Path(folder, "exports.def"), Path(folder, "exports.lib")

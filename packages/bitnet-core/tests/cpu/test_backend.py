@@ -33,7 +33,7 @@ def library_at(monkeypatch: pytest.MonkeyPatch) -> Iterator[pytest.MonkeyPatch]:
 def test_without_library_numpy_is_offered_and_says_so(
     library_at: pytest.MonkeyPatch, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    library_at.setattr(native, "PATH", tmp_path / "libbitnet_cpu.so")
+    library_at.setattr(native, "PATHS", (tmp_path / "libbitnet_cpu.so",))
     found = BACKEND.probe()
     assert [info.name for info in found.devices] == ["cpu:numpy"]
     assert "native library is missing" in found.reason
@@ -49,7 +49,7 @@ def test_without_library_numpy_is_offered_and_says_so(
 def test_broken_library_is_named_with_the_loader_s_message(library_at: pytest.MonkeyPatch, tmp_path: Path) -> None:
     path = tmp_path / "libbitnet_cpu.so"
     path.write_bytes(b"no library")
-    library_at.setattr(native, "PATH", path)
+    library_at.setattr(native, "PATHS", (path,))
     found = BACKEND.probe()
     assert [info.name for info in found.devices] == ["cpu:numpy"]
     assert found.tried[str(path)] in found.reason

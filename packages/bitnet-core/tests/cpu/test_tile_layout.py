@@ -31,6 +31,7 @@ LAYOUTS = {
     "vnni_avx2": Layout(8, 4, 4, 4),
     "avx2": Layout(8, 4, 4, 4),
     "neon": Layout(4, 4, 4, 4),
+    "relaxed_simd128": Layout(4, 4, 4, 4),
     "simd128": Layout(4, 4, 4, 4),
     "scalar": Layout(4, 4, 4, 4),
 }
