@@ -168,6 +168,9 @@ def test_an_update_that_comes_as_a_task_begins_to_wait_reaches_it(worker: Worker
         def put(self, update: Update) -> None:
             self.updates.append(update)
 
+        def empty(self) -> bool:
+            return not self.updates
+
         def get_nowait(self) -> Update:
             if self.updates:
                 return self.updates.pop()
