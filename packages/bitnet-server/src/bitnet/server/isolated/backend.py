@@ -222,7 +222,8 @@ class Isolated:
                 answer.take(value)
         except (EOFError, OSError):
             self.model.lose()
-        self._connection.close()
+        with self._lock:  # a request may be under way to it
+            self._connection.close()
         with self._lock:
             left = [*self._running.values()]
             self._running.clear()
