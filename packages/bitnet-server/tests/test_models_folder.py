@@ -133,6 +133,9 @@ def test_every_model_of_a_folder_is_found(folder: Path) -> None:
         ("[m]\naliases = [1979-05-27]", "[m].aliases is"),
         ("[m]\ntemplate = 'no.jinja'", "[m].template names"),
         ("[m]\ntemplate = 'bad.jinja'", "[m].template names"),
+        ("[m]\ntemplate = 'latin.jinja'", "[m].template names a file that cannot be used: "),
+        ("[m]\ntemplate = '.'", "[m].template names a file that cannot be used: "),
+        ("[m]\ntemplate = ''", "[m].template is empty"),
         ("[m]\naliases = ['x', 'x']", "two models have the name 'x'"),
         ("[m]\naliases = ['n']\n[n]", "two models have the name 'n'"),
         ("m = 1", "m is outside of a table"),
@@ -141,6 +144,7 @@ def test_every_model_of_a_folder_is_found(folder: Path) -> None:
 )
 def test_settings_that_are_wrong_end_the_command(folder: Path, text: str, error: str) -> None:
     (folder / "bad.jinja").write_text("{% for %}")
+    (folder / "latin.jinja").write_bytes(b"\xe9")
     (folder / "models.toml").write_text(text)
     with pytest.raises(BitNetError) as found:
         read_settings(folder)

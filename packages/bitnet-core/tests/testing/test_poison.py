@@ -47,7 +47,10 @@ def test_the_word_is_no_number_and_no_index() -> None:
 
 
 class Memory:
-    """A driver that hands out arrays."""
+    """A driver that hands out arrays, and notes what would wait for its work and what is freed."""
+
+    def __init__(self) -> None:
+        self.ended: list[tuple[str, object]] = []
 
     def alloc(self, nbytes: int) -> np.ndarray[tuple[int, ...], np.dtype[np.uint8]]:
         return np.zeros(nbytes, np.uint8)
@@ -56,6 +59,12 @@ class Memory:
         self, buffer: np.ndarray[tuple[int, ...], np.dtype[np.uint8]], array: np.ndarray, offset: int = 0
     ) -> None:
         buffer[offset : offset + array.nbytes] = array.view(np.uint8)
+
+    def download(self, buffer: object, array: np.ndarray) -> None:
+        self.ended.append(("waited", buffer))
+
+    def free(self, buffer: object) -> None:
+        self.ended.append(("freed", buffer))
 
 
 @pytest.mark.parametrize("unwritten", [False, True])
@@ -146,3 +155,17 @@ def test_buffers_are_in_the_memory_that_a_backend_takes() -> None:
     poison.poison_memory(GpuDevice(None, driver, None), hosted)  # type: ignore[arg-type]
     assert driver.alloc(10) is given[0]
     assert np.isnan(given[0][:8].view(np.float32)).all()
+
+
+def test_host_memory_stays_until_submitted_work_has_ended() -> None:
+    """A driver keeps memory of its own until then, but the host's is unmapped as soon as its buffer is freed."""
+    driver, hosts = Memory(), [True, False]
+    poison.poison_memory(GpuDevice(None, driver, None), lambda _, memory: memory if hosts.pop(0) else None)  # type: ignore[arg-type]
+    host, own = driver.alloc(8), driver.alloc(8)
+    driver.free(own)
+    driver.free(host)
+    assert [(what, buffer is host) for what, buffer in driver.ended] == [
+        ("freed", False),
+        ("waited", True),
+        ("freed", True),
+    ]

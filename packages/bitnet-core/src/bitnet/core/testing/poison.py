@@ -74,14 +74,22 @@ def poison_memory(device: Device, hosted: Hosted, largest_binding: int | None = 
     driver: Any = device._driver
     if largest_binding is not None:
         return Tails(driver, WORD, largest_binding)
-    alloc = driver.alloc
+    alloc, free, in_host_memory = driver.alloc, driver.free, set[int]()
 
     def poisoned(nbytes: int) -> Any:
         buffer = hosted(driver, guarded(nbytes)) if nbytes <= MAX_GUARDED else None
         if buffer is None:
             buffer = alloc(nbytes)
+        else:
+            in_host_memory.add(id(buffer))
         driver.upload(buffer, np.full(-(-nbytes // 4), WORD).view(np.uint8)[:nbytes])
         return buffer
 
-    driver.alloc = poisoned
+    def freed(buffer: Any) -> None:
+        if id(buffer) in in_host_memory:
+            in_host_memory.remove(id(buffer))
+            driver.download(buffer, np.empty(1, np.uint8))  # waits: a driver keeps its own memory, but not the host's
+        free(buffer)
+
+    driver.alloc, driver.free = poisoned, freed
     return None

@@ -113,6 +113,8 @@ def _settings(table: Fields, folder: Path) -> ModelSettings:
     if device is not None and not device.strip():
         raise _wrong(table, "device", "is empty.")
     template = table.text("template")
+    if template is not None and not template.strip():
+        raise _wrong(table, "template", "is empty.")
     source = None if template is None else _template(table, folder / template)
     return ModelSettings(
         aliases=table.strings("aliases", MAX_ALIASES),
@@ -164,6 +166,8 @@ def _template(table: Fields, file: Path) -> str:
         source = read_text(file)
     except FileNotFoundError:
         raise _wrong(table, "template", f"names {file}, which does not exist.") from None
+    except InvalidInputError as error:
+        raise _wrong(table, "template", f"names a file that cannot be used: {error.message}") from None
     try:
         ChatTemplate(source)
     except InvalidInputError as error:
