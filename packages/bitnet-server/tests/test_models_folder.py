@@ -136,6 +136,7 @@ def test_every_model_of_a_folder_is_found(folder: Path) -> None:
         ("[m]\ntemplate = 'latin.jinja'", "[m].template names a file that cannot be used: "),
         ("[m]\ntemplate = '.'", "[m].template names a file that cannot be used: "),
         ("[m]\ntemplate = ''", "[m].template is empty"),
+        ('[m]\ntemplate = "\\u0000"', "it has a null character"),
         ("[m]\naliases = ['x', 'x']", "two models have the name 'x'"),
         ("[m]\naliases = ['n']\n[n]", "two models have the name 'n'"),
         ("m = 1", "m is outside of a table"),
@@ -159,7 +160,8 @@ def test_settings_that_are_wrong_end_the_command(folder: Path, text: str, error:
 def test_settings_of_random_keys_and_values_are_read_or_refused(folder: Path, seed: int) -> None:
     rng = random.Random(f"{seed} {os.environ.get('PYTEST_XDIST_TESTRUNUID', '')}")
     keys = ["aliases", "context", "device", "system", "template", "sampling", "stop", "seed", "x"]
-    values = ["1", "-1", "nan", "inf", "true", '"a"', '""', "[]", '["a", 1]', "{}", "{a = 1}", "2020-01-01", "[[[]]]"]
+    values = ["1", "-1", "nan", "inf", "true", "[]", '["a", 1]', "{}", "{a = 1}", "2020-01-01", "[[[]]]"]
+    values += ['"a"', '""', '"."', r'"\u0000"']
     lines = [f"{key} = {rng.choice(values)}" for key in rng.sample(keys, 3)]
     (folder / "models.toml").write_text("\n".join(["[m]", *lines, "[m.sampling]"][: rng.choice([4, 5])]))
     message = str(folder / "models.toml")

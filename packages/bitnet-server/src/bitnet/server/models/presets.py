@@ -192,6 +192,8 @@ def read_text(file: Path) -> str:
         raise InvalidInputError(f"{file} cannot be read: {error.strerror}.") from None
     except UnicodeDecodeError as error:
         raise InvalidInputError(f"{file} is not UTF-8 (at byte {error.start}).") from None
+    except ValueError:
+        raise InvalidInputError(f"{str(file)!r} is no path: it has a null character.") from None
 
 
 def _wrong(table: Fields, key: str, message: str) -> RequestError:
