@@ -155,7 +155,7 @@ def test_a_red_commit_is_not_published(root: Path, jobs: dict[str, Any]) -> None
     assert jobs["publish"]["if"] == "github.ref_type == 'tag'"
     assert [name for name, job in jobs.items() if "if" in job or "continue-on-error" in job] == ["publish"]
     for name in ("ci", "nightly"):
-        assert jobs[name]["uses"] == f"./.github/workflows/{name}.yml"
+        assert jobs[name]["uses"] == f"$/.github/workflows/{name}.yml"
         called = yaml.safe_load((root / f".github/workflows/{name}.yml").read_text())
         assert "workflow_call" in called[True]  # YAML 1.1 reads `on` as true
         assert not [job for job in called["jobs"].values() if "if" in job or "continue-on-error" in job]
