@@ -17,6 +17,7 @@ from bitnet.core.devices.plugin import BackendReport
 from bitnet.core.gguf import GGMLType, TensorSource
 from bitnet.core.hal import ProbeResult, ProbeStatus
 from bitnet.core.reference import NUMPY_INFO
+from bitnet.core.support.units import size
 
 Bitnet = Callable[..., Any]
 MAKER = Path(__file__).resolve().parents[4] / "tools" / "make_random_model.py"
@@ -119,6 +120,22 @@ def test_memory_before_loading(bitnet: Bitnet, random_model: Any, tmp_path: Path
     assert "Hadamard transforms of 256" in text
     assert "2.45 MB for the states of a sequence" in text
     assert "context 4096" in text
+
+
+def test_memory_of_one_bit(bitnet: Bitnet, random_model: Any, tmp_path: Path) -> None:
+    """Of Q1_0, an eighth of a byte for each weight of a layer's products is spared, and none of the tables'."""
+    shape = replace(random_model.PRESETS["bonsai-27b-small"], encoding=GGMLType.Q1_0)
+    random_model.make_model(tmp_path / "bits.gguf", shape)
+    document = json.loads(bitnet("inspect", "bits.gguf", "--json").out)
+    products = [t for t in document["tensors"] if t["type"] == "Q1_0" and t["name"].startswith("blk.")]
+    ternary = [
+        t for t in products if not t["name"].endswith(("ssm_alpha.weight", "ssm_beta.weight"))
+    ]  # those become f32
+    assert document["memory"]["spared"] == sum(int(np.prod(t["shape"])) // 8 for t in ternary) > 0
+    memory = document["memory"]
+    assert (
+        f"a bit a weight: {size(memory['weights'] - memory['spared'])} of weights" in bitnet("inspect", "bits.gguf").out
+    )
 
 
 def test_memory_of_other_models(bitnet: Bitnet, model: Path) -> None:
