@@ -19,6 +19,7 @@ import hashlib
 import shutil
 import statistics
 import subprocess
+import sys
 import tarfile
 import tempfile
 import threading
@@ -190,8 +191,12 @@ def measure(folder: Path, types: Sequence[str], rounds: int, tokens: int, chromi
                 decode = page.evaluate(ask, [name, f"Tell me story {turn} about a dog.", tokens])
                 if decode["predicted_n"] != tokens:
                     raise BitNetError(f"{name} made {decode['predicted_n']} tokens, not {tokens}.")
+                found = prompt["prompt_per_second"], decode["predicted_per_second"]
+                print(
+                    f"{turn} {name}: prompt {found[0]:.1f}, decode {found[1]:.1f} tokens/s", file=sys.stderr, flush=True
+                )
                 if turn:
-                    rates[name].append((prompt["prompt_per_second"], decode["predicted_per_second"]))
+                    rates[name].append(found)
         browser.close()
     return rates
 
