@@ -18,7 +18,7 @@ def new_text() -> str:
 
 
 def ask(server: Any, prompt: Any, **fields: Any) -> Any:
-    body = {"prompt": prompt, "n_predict": 5, "temperature": 0, "return_tokens": True, **fields}
+    body = {"prompt": prompt, "n_predict": 5, "ignore_eos": True, "temperature": 0, "return_tokens": True, **fields}
     answer = server.client.post("/completion", json=body)
     assert answer.status_code == 200, answer.text
     return answer.json()
@@ -68,7 +68,7 @@ def test_every_way_to_ask_fills_a_slot(keeper: Any) -> None:
     bodies: dict[str, dict[str, Any]] = {
         "/v1/chat/completions": {"messages": [{"role": "user", "content": new_text()}]},
         "/v1/completions": {"prompt": new_text(), "stream": True},
-        "/completion": {"prompt": several, "n": 2},
+        "/completion": {"prompt": several, "n": 2, "ignore_eos": True},
     }
     for slot, (path, body) in enumerate(bodies.items()):
         done = keeper.client.post(path, json={**body, "max_tokens": 3, "id_slot": slot})
