@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from playwright.sync_api import Browser, expect
 
 from bitnet.core import load_model
 
@@ -54,6 +55,21 @@ library.bitnet_level.restype = ctypes.c_void_p
 library.bitnet_level_name.restype, library.bitnet_level_name.argtypes = ctypes.c_char_p, (ctypes.c_void_p,)
 print(json.dumps([found.version, library.bitnet_level_name(library.bitnet_level(0)).decode()]))
 """
+SECONDS = 300
+"""Seconds in which a notebook starts, and in which it answers, on a busy machine."""
+CELLS = """
+import micropip
+await micropip.install("bitnet-core", index_urls=[INDEX + "{package_name}/"])
+---
+from bitnet.core import load_model_async
+
+model = await load_model_async(context=512)
+async for chunk in model.chat_stream([{"role": "user", "content": "What is 17 + 25?"}]):
+    print(chunk.text, end="")
+---
+print(model.device.name)
+"""
+"""Those of docs/browsers.md, and which device computes."""
 
 
 def uv(*words: str | Path, **environment: str) -> subprocess.CompletedProcess[str]:
@@ -120,18 +136,23 @@ def run(node: Callable[..., Any], tmp_path: Path) -> Callable[..., Any]:
     return run
 
 
-def test_a_notebook_installs_the_core_and_asks_the_demo_model(
-    index: tuple[Path, Callable[[], str]], run: Callable[..., Any], with_numpy: Path
-) -> None:
-    """With the tokens that this Python gives. The wheel has the tag that Pyodide 0.27.7 takes: numpy is not to be had
-    for a newer one here."""
-    folder, listed = index
+def for_the_older_pyodide(folder: Path) -> None:
+    """Make an index fit Pyodide 0.27.7, as numpy is not to be had for a newer one here: with the tag that it takes,
+    and with what the core stands on."""
     (wheel,) = folder.glob(f"*{TAG}.whl")
     wheel.rename(folder / wheel.name.replace(TAG, OLD_TAG))
     (pure,) = folder.glob("bitnet_core-*-any.whl")  # micropip 0.9.0 takes the last of the wheels that fit
     pure.unlink()
     for name in ("click", "jinja2", "markupsafe"):
         pack(name, folder)
+
+
+def test_a_notebook_installs_the_core_and_asks_the_demo_model(
+    index: tuple[Path, Callable[[], str]], run: Callable[..., Any], with_numpy: Path
+) -> None:
+    """With the tokens that this Python gives."""
+    folder, listed = index
+    for_the_older_pyodide(folder)
     question = "Count to three."
     given = f"INDEX, QUESTION, DEPENDENCIES = {listed()!r}, {question!r}, True\n"
     device, tokens, chunks, place = run(with_numpy, given + INSTALL + FROM + ASK)
@@ -172,3 +193,45 @@ def test_the_newest_pyodide_takes_the_wheel_with_the_library(
     version, level = run(newest, given + INSTALL + OPEN, place)
     assert version == distribution("bitnet-core").version
     assert level == "relaxed_simd128"
+
+
+def jupyterlite(built: Path, folder: Path, cells: list[str]) -> None:
+    """Put JupyterLite into a folder, with one notebook, ``ask.ipynb``."""
+    folder.mkdir()
+    for path in built.iterdir():
+        if path.name not in ("jupyter-lite.json", "api", "files"):
+            (folder / path.name).symlink_to(path)
+    config = json.loads((built / "jupyter-lite.json").read_text(encoding="utf-8"))
+    plugins = config["jupyter-config-data"]["litePluginSettings"]
+    plugins["@jupyterlite/pyodide-kernel-extension:kernel"]["loadPyodideOptions"] = {"packages": []}
+    (folder / "jupyter-lite.json").write_text(json.dumps(config), encoding="utf-8")
+    listing = json.loads((built / "api" / "contents" / "all.json").read_text(encoding="utf-8"))
+    listing["content"] = [listing["content"][0] | {"name": "ask.ipynb", "path": "ask.ipynb"}]
+    (folder / "api" / "contents").mkdir(parents=True)
+    (folder / "api" / "contents" / "all.json").write_text(json.dumps(listing), encoding="utf-8")
+    code: dict[str, Any] = {"cell_type": "code", "execution_count": None, "metadata": {}, "outputs": []}
+    notebook = {"nbformat": 4, "nbformat_minor": 5, "metadata": {"kernelspec": {"name": "python"}}}
+    notebook["cells"] = [{**code, "id": str(i), "source": source} for i, source in enumerate(cells)]
+    (folder / "files").mkdir()
+    (folder / "files" / "ask.ipynb").write_text(json.dumps(notebook), encoding="utf-8")
+
+
+@pytest.mark.nightly  # starts JupyterLite and Pyodide: a minute
+def test_a_notebook_of_jupyterlite(index: tuple[Path, Callable[[], str]], with_numpy: Path, browser: Browser) -> None:
+    """In Chromium: JupyterLite 0.5.1 with its Pyodide kernel, from the wheel that has Pyodide 0.27.7."""
+    folder, listed = index
+    for_the_older_pyodide(folder)
+    address = listed()
+    (folder / "pyodide").symlink_to(with_numpy)
+    jupyterlite(with_numpy.parent / "lite", folder / "lite", CELLS.replace("INDEX", repr(address)).split("---\n"))
+    page = browser.new_page()
+    page.set_default_timeout(SECONDS * 1000)
+    page.goto(f"{address}lite/notebooks/index.html?path=ask.ipynb")
+    expect(page.locator(".jp-CodeCell")).to_have_count(3, timeout=SECONDS * 1000)
+    page.get_by_role("menuitem", name="Run", exact=True).click()
+    page.get_by_role("menuitem", name="Run All Cells", exact=True).click()
+    outputs = page.locator('[data-mime-type="application/vnd.jupyter.stdout"]')
+    expect(outputs).to_have_text(["17 + 25 = 42.", "cpu:simd128"], timeout=SECONDS * 1000)
+    warnings = page.locator('[data-mime-type="application/vnd.jupyter.stderr"]')
+    expect(warnings).to_contain_text(["No GPU detected; falling back to CPU (simd128)."])
+    page.close()
