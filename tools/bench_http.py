@@ -6,8 +6,11 @@
 The engine's requests are read by a thread each; those of the server by ``bitnet bench-serve``, which is a process of
 its own. ``--answers`` names what is sent: ``plain`` completions; chats whose answers are half a ``thinking`` one; chats
 with ``tools``, whose grammar waits for a call; or both, as an ``agent`` sends them. The engine's requests stay plain.
-Engine and HTTP take turns, and each number is the median of the rounds, that of the ratio, too. ``--profile`` prints
-where the server's event loop spends its time; ``--idle`` opens connections that send nothing.
+Engine and HTTP take turns, and each number is the median of the rounds, those of the ratios, too. As ``bench-serve``
+does, the engine's side begins with a request alone, which the rate leaves out; processor times have it on both sides.
+Other work on the machine distorts the ratio of rates; that of processor times, engine over HTTP, says what the server
+adds. ``--profile`` prints where the server's event loop spends its time; ``--idle`` opens connections that send
+nothing.
 """
 
 from __future__ import annotations
@@ -57,11 +60,11 @@ def waiting_model(seconds: float, streams: int) -> Model:
 
 
 def engine_alone(model: Model, streams: int, given: argparse.Namespace, sampling: dict[str, float]) -> dict[str, float]:
-    """Tokens a second and the median TTFT in ms, each stream read by a thread of its own."""
+    """Tokens a second, the median TTFT in ms and µs of processor time a token, each stream read by a thread of its
+    own."""
     rng = np.random.default_rng(time.monotonic_ns())
-    prompts = [rng.integers(0, 250, given.prompt).tolist() for _ in range(streams)]
+    alone, *prompts = (rng.integers(0, 250, given.prompt).tolist() for _ in range(streams + 1))
     pauses = np.cumsum(rng.exponential(1 / given.rate, streams)) if given.rate else np.zeros(streams)
-    start = time.perf_counter()
 
     def read(prompt: list[int], pause: float) -> tuple[int, float]:
         time.sleep(max(0.0, start + pause - time.perf_counter()))
@@ -72,12 +75,14 @@ def engine_alone(model: Model, streams: int, given: argparse.Namespace, sampling
         return len(request.result().tokens), first
 
     with ThreadPoolExecutor(streams) as pool:
-        begun, spent = time.perf_counter(), time.process_time()
+        start, spent = time.perf_counter(), time.process_time()
+        of_alone, _ = read(alone, 0.0)
+        start = time.perf_counter()
         results = list(pool.map(read, prompts, pauses))
-        seconds, spent = time.perf_counter() - begun, time.process_time() - spent
+        seconds, spent = time.perf_counter() - start, time.process_time() - spent
     tokens = sum(n for n, _ in results)
     ttft = statistics.median(first for _, first in results) * 1e3
-    return {"rate": tokens / seconds, "ttft": ttft, "cpu": spent / tokens * 1e6}
+    return {"rate": tokens / seconds, "ttft": ttft, "cpu": spent / (tokens + of_alone) * 1e6}
 
 
 def through_http(
@@ -118,7 +123,7 @@ def through_http(
     found = json.loads(done.stdout)
     assert found["failed"] == 0, found["errors"]
     assert found["total_output_tokens"] == streams * given.tokens
-    tokens = (streams + 1) * given.tokens  # the first request, which bench-serve does not count, takes its time, too
+    tokens = (streams + 1) * given.tokens
     return {
         "rate": found["output_throughput"],
         "ttft": found["median_ttft_ms"],
@@ -199,6 +204,7 @@ def main() -> None:
                 for _ in range(given.rounds)
             ]
             ratios = [http["rate"] / engine["rate"] for engine, http in pairs]
+            shares = [engine["cpu"] / http["cpu"] for engine, http in pairs]
             engine, http = (
                 {name: statistics.median(r[name] for r in side) for name in side[0]}
                 for side in zip(*pairs, strict=True)
@@ -207,7 +213,8 @@ def main() -> None:
                 f"{streams:3} streams {drawn:6} {kind:8} engine {engine['rate']:9,.1f} tokens/s, HTTP "
                 f"{http['rate']:9,.1f}: {statistics.median(ratios):.1%} ({min(ratios):.1%} to {max(ratios):.1%}); "
                 f"TTFT {engine['ttft']:,.1f} and {http['ttft']:,.1f} ms; processor time a token {engine['cpu']:.1f} "
-                f"and {http['cpu']:.1f} us, of which the event loop {http['loop']:.1f}",
+                f"and {http['cpu']:.1f} us: {statistics.median(shares):.1%} ({min(shares):.1%} to {max(shares):.1%}), "
+                f"of which the event loop {http['loop']:.1f}",
                 flush=True,
             )
     if profile is not None:
