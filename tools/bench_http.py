@@ -5,12 +5,14 @@
 
 The engine's requests are read by a thread each; those of the server by ``bitnet bench-serve``, which is a process of
 its own. ``--answers`` names what is sent: ``plain`` completions; chats whose answers are half a ``thinking`` one; chats
-with ``tools``, whose grammar waits for a call; or both, as an ``agent`` sends them. The engine's requests stay plain.
-Engine and HTTP take turns, and each number is the median of the rounds, those of the ratios, too. As ``bench-serve``
-does, the engine's side begins with a request alone, which the rate leaves out; processor times have it on both sides.
-Other work on the machine distorts the ratio of rates; that of processor times, engine over HTTP, says what the server
-adds. ``--profile`` prints where the server's event loop spends its time; ``--idle`` opens connections that send
-nothing.
+with ``tools``, whose grammar waits for a call; or both, as an ``agent`` sends them. The engine's requests are plain
+ones whose prompts are as long. As ``bench-serve`` does, the engine's side begins with a request alone, which the rate
+leaves out; processor times have it on both sides.
+
+Engine and HTTP take turns, and each number is the median of the rounds, those of the ratios, too. Other work on the
+machine distorts the ratio of rates. That of processor times, engine over HTTP, says what the server adds, apart from
+what its client takes. ``--profile`` prints where the server's event loop spends its time; ``--idle`` opens connections
+that send nothing.
 """
 
 from __future__ import annotations
@@ -49,6 +51,7 @@ AGENT = (
 """A chat template such as agents' models have: it opens a thought, and tools are called by a tag."""
 TOOL = {"name": "weather", "parameters": {"type": "object", "properties": {"city": {"type": "string"}}}}
 ANSWERS = ("plain", "thinking", "tools", "agent")
+THINKING = ("thinking", "agent")
 SAMPLING: dict[str, dict[str, float]] = {"greedy": {}, "top_p": {"temperature": 0.8, "top_p": 0.95}}
 
 
@@ -59,11 +62,30 @@ def waiting_model(seconds: float, streams: int) -> Model:
     return model
 
 
-def engine_alone(model: Model, streams: int, given: argparse.Namespace, sampling: dict[str, float]) -> dict[str, float]:
-    """Tokens a second, the median TTFT in ms and µs of processor time a token, each stream read by a thread of its
-    own."""
-    rng = np.random.default_rng(time.monotonic_ns())
-    alone, *prompts = (rng.integers(0, 250, given.prompt).tolist() for _ in range(streams + 1))
+def random_tokens(count: int, length: int) -> list[list[int]]:
+    """Tokens of ``count`` prompts, other ones each time, so that none is in the KV cache."""
+    tokens: list[list[int]] = np.random.default_rng().integers(0, 250, (count, length)).tolist()
+    return tokens
+
+
+def random_texts(model: Model, count: int, length: int) -> list[str]:
+    """What to say in ``count`` chats: random tokens, whose text mostly has more tokens than that."""
+    return [model.tokenizer.decode(tokens) for tokens in random_tokens(count, length)]
+
+
+def engine_alone(
+    model: Model, streams: int, given: argparse.Namespace, sampling: dict[str, float], kind: str
+) -> dict[str, float]:
+    """Tokens a second, the median TTFT in ms and µs of processor time a token, each stream read by a thread of its own.
+
+    Its prompts are as long as those that the server makes of one of :data:`ANSWERS`.
+    """
+    rng = np.random.default_rng()
+    prompts = random_tokens(streams + 1, given.prompt)
+    if kind != "plain":
+        chats = ([{"role": "user", "content": text}] for text in random_texts(model, streams + 1, given.prompt))
+        prompts = [[*model.chat_tokens(chat, thinks=kind in THINKING)] for chat in chats]
+    alone, *prompts = prompts
     pauses = np.cumsum(rng.exponential(1 / given.rate, streams)) if given.rate else np.zeros(streams)
 
     def read(prompt: list[int], pause: float) -> tuple[int, float]:
@@ -106,13 +128,13 @@ def through_http(
         **{name.replace("_", "-"): value for name, value in sampling.items()},
     }
     if kind != "plain":
-        thinks = {"thinking_token_budget": given.tokens // 2 if kind in ("thinking", "agent") else 0}
+        thinks = {"thinking_token_budget": given.tokens // 2 if kind in THINKING else 0}
         calls = {"tools": [{"type": "function", "function": TOOL}]} if kind in ("tools", "agent") else {}
         options |= {"endpoint": "chat", "extra-body": json.dumps({**thinks, **calls})}
     with TemporaryDirectory() as folder:
         if options["endpoint"] == "chat":  # random prompts would be asked of the server, which costs it time
-            rng, path = np.random.default_rng(time.monotonic_ns()), Path(folder, "prompts.jsonl")
-            texts = [model.tokenizer.decode(rng.integers(0, 250, given.prompt).tolist()) for _ in range(streams)]
+            path = Path(folder, "prompts.jsonl")
+            texts = random_texts(model, streams, given.prompt)
             path.write_text("".join(json.dumps({"prompt": text}) + "\n" for text in texts))
             options["dataset-path"] = path
         spent, looped = time.process_time(), loop()
@@ -198,7 +220,7 @@ def main() -> None:
         for streams, drawn, kind in itertools.product(given.streams, given.sampling, given.answers):
             pairs = [
                 (
-                    engine_alone(used, streams, given, SAMPLING[drawn]),
+                    engine_alone(used, streams, given, SAMPLING[drawn], kind),
                     through_http(used, url, loop, streams, given, SAMPLING[drawn], kind),
                 )
                 for _ in range(given.rounds)
