@@ -33,7 +33,7 @@ from bitnet.core.model.file import open_model
 from bitnet.core.model.program import BLOCK_SIZE, build_program
 from bitnet.core.reference import ReferenceDevice
 from bitnet.core.text.words import byte_characters
-from golden_files import write_golden
+from golden_files import ARCHITECTURES, write_golden
 from golden_models import Array, GoldenModel
 from make_random_model import make_model
 from random_qwen35 import write_folder
@@ -42,7 +42,7 @@ from random_shapes import PRESETS, HybridShape
 TOKENS = 32
 VOCAB = 320
 SHAPE: dict[str, Any] = {"heads": 4, "kv_heads": 2, "head_dim": 64, "ffn": 512, "layers": 2, "vocab": VOCAB}
-FAMILIES = ("bitnet", "llama", "qwen2", "qwen3", "olmo", "minicpm")
+FAMILIES = ("bitnet", "llama", "qwen2", "qwen3", "olmo", "minicpm", "hunyuan")
 
 
 class SignedModel(GoldenModel):
@@ -59,8 +59,9 @@ def models() -> Iterator[tuple[str, str, GoldenModel]]:
     for family in FAMILIES:
         for activation in ("silu", "relu2") if family == "bitnet" else ("silu",):
             model = make(name=f"{family}-peer", family=family, activation=activation)  # type: ignore[arg-type]
-            yield family, "one", model
-            yield family, "groups", replace(model, group=256)
+            architecture = "bitnet" if family == "bitnet" else ARCHITECTURES.get(family, family)
+            yield architecture, "one", model
+            yield architecture, "groups", replace(model, group=256)
     yield "bitnet-b1.58", "one", make(name="bitnet-peer", family="bitnet", activation="relu2")
     for family in ("qwen3", "llama"):
         signed = SignedModel(name=f"{family}-signed", family=family, activation="silu", group=128, **SHAPE)  # type: ignore[arg-type]
