@@ -138,7 +138,12 @@ def _yardstick() -> float:
 def _used(process: int) -> tuple[float, int]:
     """Seconds of processor time, with those of its own children, and resident bytes of a process that runs."""
     pages = int(Path(f"/proc/{process}/statm").read_text().split()[1])
-    return _ticks(process) / os.sysconf("SC_CLK_TCK"), pages * resource.getpagesize()
+    return processor_seconds(process), pages * resource.getpagesize()
+
+
+def processor_seconds(process: int) -> float:
+    """Processor time of a process and of all processes below it, in seconds. For systems with ``/proc``."""
+    return _ticks(process) / os.sysconf("SC_CLK_TCK")
 
 
 def _ticks(process: int) -> int:

@@ -106,7 +106,9 @@ def test_memory_before_loading(bitnet: Bitnet, random_model: Any, tmp_path: Path
     """A model with recurrent layers and transforms: weights at two bits, f32 states twice, keys and values as f16."""
     shape = random_model.PRESETS["bonsai-27b-small"]
     random_model.make_model(tmp_path / "hybrid.gguf", shape)
-    document = json.loads(bitnet("inspect", "hybrid.gguf", "--json").out)
+    ran = bitnet("inspect", "hybrid.gguf", "--json")
+    assert (ran.status, ran.err) == (0, "")
+    document = json.loads(ran.out)
     expected = 0
     for tensor in document["tensors"]:
         count = int(np.prod(tensor["shape"]))

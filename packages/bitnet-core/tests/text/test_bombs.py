@@ -6,6 +6,7 @@ All were made by hand; random changes of templates find none of them.
 from __future__ import annotations
 
 import json
+import os
 import random
 import re
 import subprocess
@@ -17,6 +18,7 @@ import pytest
 from bitnet.core.errors import InvalidInputError
 from bitnet.core.text import sandbox
 from bitnet.core.text.chat import ChatTemplate
+from bombs.measure import processor_seconds
 
 
 def doubled(expression: str, times: int = 60, start: str = "[]") -> str:
@@ -207,6 +209,14 @@ def run(source: str) -> str:
     return str(caught.value)
 
 
+def spent() -> float:
+    """Seconds that this process and its helpers have computed, or the time where they cannot be counted.
+
+    Other work on the machine makes a template late, but gives it no more to compute.
+    """
+    return processor_seconds(os.getpid()) if sys.platform == "linux" else time.perf_counter()
+
+
 WHERE_IT_IS_DECIDED = ["packages/bitnet-core/src/bitnet/core/text", "uv.lock"]
 """What a template does depends on: the sandbox, and the libraries' versions."""
 every_one = pytest.mark.nightly(unless_changed=WHERE_IT_IS_DECIDED)
@@ -226,13 +236,10 @@ def test_some_harm() -> None:
 
 
 def ends_in_one_error_and_soon(source: str) -> None:
-    for _ in range(3):  # a machine that does much else may be late, but not each time
-        sandbox.render("", [{}])  # the helper's start is not the template's time
-        begin = time.perf_counter()
-        message = run(source)
-        if (seconds := time.perf_counter() - begin) < 2:
-            break
-    assert seconds < 2
+    sandbox.render("", [{}])  # the helper's start is not the template's time
+    begin = spent()
+    message = run(source)
+    assert spent() - begin < 2
     assert "\n" not in message
     assert len(message) < 300
 
@@ -242,9 +249,9 @@ def ends_in_one_error_and_soon(source: str) -> None:
     [
         (
             "hash of a deep tuple",
-            r"fails: it crashes its interpreter \(SIGSEGV\)|takes (more than 1 s of processor time|longer than 1\.5 s)",
+            r"fails: it crashes its interpreter \(SIGSEGV\)|takes more than 1 s of processor time",
         ),
-        ("equal shared lists", r"takes (more than 1 s of processor time|longer than 1\.5 s)"),
+        ("equal shared lists", r"takes more than 1 s of processor time"),
         ("width by index", r"takes more than 256 MiB of memory"),
         ("list literal of lists", r"takes more than 256 MiB of memory"),
         ("range", r"fails: Range too big\. The sandbox blocks"),
@@ -267,8 +274,8 @@ INTERRUPTED = """
 import json, os, signal, sys, threading, time
 from bitnet.core.text import sandbox
 from bitnet.core.text.chat import ChatTemplate
-slow = 0.0
-for source in json.load(sys.stdin):
+
+def late(source):
     sandbox.render("", [{}])
     sent = []
     def interrupt():
@@ -285,7 +292,16 @@ for source in json.load(sys.stdin):
         timer.join()
         time.sleep(0.01)
     except KeyboardInterrupt:
-        slow = max(slow, time.perf_counter() - sent[0])
+        return time.perf_counter() - sent[0]
+    return 0.0
+
+slow = 0.0
+for source in json.load(sys.stdin):
+    for _ in range(3):  # a machine that does much else may be late, but not each time
+        seconds = late(source)
+        if seconds < 0.5:
+            break
+    slow = max(slow, seconds)
 print(slow)
 """
 

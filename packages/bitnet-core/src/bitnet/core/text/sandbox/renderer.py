@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from pathlib import Path
 
 from bitnet.core.support.helper import Helper, HelperEnded, Limits, Program
@@ -11,8 +12,9 @@ MEMORY = 256 << 20
 """Bytes of memory that a helper may use beyond its size after startup."""
 CPU_SECONDS = 1.0
 """Maximum CPU time of one rendering in seconds, if the system can limit it."""
-SECONDS = 1.5
-"""Maximum duration of one rendering in seconds."""
+SECONDS = 1.5 if sys.platform == "win32" else 15.0
+"""Maximum duration of one rendering in seconds. Where the system limits CPU time, that limit ends endless templates,
+and a sound one may wait this long for a processor that other work keeps busy."""
 OUTPUT = 16 << 20
 """Maximum characters that one rendering may write."""
 
