@@ -136,13 +136,18 @@ def test_the_demo_model_answers_on_webgpu(browser: Browser, server: Server, page
     start(page)
     ask(page)
     expect(page.locator("main")).to_contain_text("webgpu:0")
-    browser.new_browser_cdp_session().send("Browser.crashGpuProcess")
     page.get_by_role("link", name="New conversation").first.click()
-    page.get_by_role("textbox", name="Message").fill(QUESTION)
+    page.get_by_role("textbox", name="Message").fill("Tell me a story about a dog.")
     page.keyboard.press("Enter")
-    expect(page.get_by_text("Load the model again").first).to_be_visible()
+    expect(page.locator("main .assistant .prose")).to_contain_text(re.compile(r"\w"), timeout=SECONDS * 1000)
+    expect(page.get_by_role("button", name="Stop")).to_be_visible()  # it goes on
+    browser.new_browser_cdp_session().send("Browser.crashGpuProcess")
+    expect(page.get_by_text("Load the model again").first).to_be_visible(timeout=SECONDS * 1000)
     page.get_by_role("link", name="New conversation").first.click()
-    page.wait_for_timeout(3000)  # the model is loaded again by itself
+    for _ in range(SECONDS):  # the model is loaded again by itself
+        if page.evaluate("async () => (await fetch('health')).ok"):
+            break
+        page.wait_for_timeout(1000)
     ask(page)
 
 
