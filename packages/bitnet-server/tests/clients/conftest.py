@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import random
+import re
 import shutil
 import subprocess
 import sys
@@ -110,6 +111,17 @@ def long_text() -> Callable[[int], str]:
     draw = random.Random()
     words = ["alder", "beech", "cedar", "elder", "hazel", "larch", "maple", "rowan", "spruce", "willow"]
     return lambda n: "".join(f"{' '.join(draw.choices(words, k=8))} {draw.random()}\n" for _ in range(n // 66))
+
+
+@pytest.fixture
+def counted_tokens() -> Callable[[Any], dict[str, float]]:
+    """``counted_tokens(server)``: tokens of prompts by what became of them, as the server's metrics count them."""
+
+    def counted(server: Any) -> dict[str, float]:
+        text = server.client.get("/metrics").text
+        return {kind: float(n) for kind, n in re.findall(r'bitnet_tokens_total\{kind="(\w+)"\} (\S+)', text)}
+
+    return counted
 
 
 @pytest.fixture

@@ -1,6 +1,7 @@
 """Clients that ask for objects and call functions: instructor, LlamaIndex, pydantic-ai and openai-agents.
 
-openai-agents and pydantic-ai also run a task of three rounds and hold a session of 20 turns.
+openai-agents and pydantic-ai also run a task of three rounds and hold a session of 20 turns, with instructions of more
+than 50,000 tokens. Each request but the first computes less than 2 % of its prompt.
 Schemas are those that pydantic writes by default. The scripted model says what a model would, and is held to the schema
 where a client asks for that.
 """
@@ -44,9 +45,9 @@ def answer(prompt: str) -> str:
 
 
 @pytest.fixture
-def server(script_model: Model, running: Any, scripted: Any) -> Iterator[Any]:
-    scripted(script_model, answer)
-    with running(script_model, names=("m",)) as found:
+def server(long_model: Model, running: Any, scripted: Any) -> Iterator[Any]:
+    scripted(long_model, answer)
+    with running(long_model, names=("m",)) as found:
         yield found
 
 
@@ -65,6 +66,11 @@ def test_flows(server: Any, python_client: Callable[[str, str], Any], client: st
         assert [json.loads(call) for call in session["calls"]] == [{"clue": i} for i in range(3)], api
         assert session["found"] == "It is under the elm.", api
         assert session["turns"] == [f"It was turn {i}." for i in range(20)], api
+        asked = session["tokens"]
+        assert len(asked) == 24, api
+        assert asked[0][0] > 50_000, api
+        print(f"{client} by {api}: computed {[prompt - cached for prompt, cached in asked]} of {asked[0][0]} and more")
+        assert all(prompt - cached < 0.02 * prompt for prompt, cached in asked[1:]), api
 
 
 def test_instructor(server: Any, python_client: Callable[[str, str], Any]) -> None:

@@ -71,9 +71,24 @@ def test_three_rounds(
     assert len(engine.prompts) == 3, out
 
 
-def test_twenty_turns(aider: Callable[..., str], long_model: Model, running: Any, scripted: Any) -> None:
-    scripted(long_model, lambda prompt: f"Turn {prompt.rpartition('turn number ')[2].split()[0]} is over.")
+def test_twenty_turns(
+    aider: Callable[..., str],
+    long_model: Model,
+    running: Any,
+    scripted: Any,
+    long_text: Callable[[int], str],
+    counted_tokens: Callable[[Any], dict[str, float]],
+    tmp_path: Path,
+) -> None:
+    """After the first, they compute less than 2 % of their prompts, which have more than 50,000 tokens."""
+    (tmp_path / "notes.txt").write_text(long_text(84_000), encoding="utf-8")
+    engine = scripted(long_model, lambda prompt: f"Turn {prompt.rpartition('turn number ')[2].split()[0]} is over.")
     with running(long_model, names=("model",)) as server:
         said = "".join(f"This is turn number {i} , go on.\n" for i in range(20))
-        out = aider(server.url, "--chat-mode", "ask", said=said)
+        out = aider(server.url, "--chat-mode", "ask", "--read", "notes.txt", said=said)
+        counted = counted_tokens(server)
     assert [int(n) for n in re.findall(r"Turn (\d+) is over\.", out)] == list(range(20)), out
+    first = len(long_model.tokenizer.encode(engine.prompts[0], parse_special=True))
+    print(f"the 19 later requests computed {counted['prompt'] - first} tokens; the first one had {first}")
+    assert first > 50_000
+    assert counted["prompt"] - first < 19 * 0.02 * first

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import json
 import os
-import re
 import shutil
 import subprocess
 import sys
@@ -46,18 +45,18 @@ def environment(server: Any, home: Path) -> dict[str, str]:
     return {**without_settings(home), **CLIENTS["claude"].variables(at)}
 
 
-def tokens(server: Any) -> dict[str, float]:
-    """Tokens of prompts by what became of them, as the server's metrics count them."""
-    text = server.client.get("/metrics").text
-    return {kind: float(n) for kind, n in re.findall(r'bitnet_tokens_total\{kind="(\w+)"\} (\S+)', text)}
-
-
 def call(name: str, **arguments: str) -> str:
     return json.dumps({"name": name, "arguments": arguments})
 
 
 def test_three_rounds_of_tools(
-    program: str, long_model: Model, running: Any, scripted: Any, long_text: Callable[[int], str], tmp_path: Path
+    program: str,
+    long_model: Model,
+    running: Any,
+    scripted: Any,
+    long_text: Callable[[int], str],
+    counted_tokens: Callable[[Any], dict[str, float]],
+    tmp_path: Path,
 ) -> None:
     project = tmp_path / "project"
     project.mkdir()
@@ -87,7 +86,7 @@ def test_three_rounds_of_tools(
             timeout=180,
             check=False,
         )
-        counted = tokens(server)
+        counted = counted_tokens(server)
     assert done.returncode == 0, f"{done.stdout}{done.stderr}"
     events = [json.loads(line) for line in done.stdout.splitlines()]
     blocks = [block for event in events if event["type"] == "assistant" for block in event["message"]["content"]]

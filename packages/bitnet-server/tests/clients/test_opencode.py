@@ -98,8 +98,17 @@ def test_flows(
 
 
 def test_three_rounds_and_twenty_turns(
-    program: str, long_model: Model, running: Any, scripted: Any, project: Path, environment: Environment
+    program: str,
+    long_model: Model,
+    running: Any,
+    scripted: Any,
+    long_text: Callable[[int], str],
+    counted_tokens: Callable[[Any], dict[str, float]],
+    project: Path,
+    environment: Environment,
 ) -> None:
+    """After the session's first request, the others compute less than 2 % of their prompts."""
+    (project / "AGENTS.md").write_text(long_text(62_000), encoding="utf-8")  # it becomes part of the first message
     (project / "numbers.txt").write_text("17 and 25\n", encoding="utf-8")
     task = "BEGIN-OF-TASK: add up what is in the file."
     script = project / "sum.py"
@@ -118,7 +127,7 @@ def test_three_rounds_and_twenty_turns(
             return call("write", filePath=str(script), content='print("the sum" + f" is {17 + 25}")\n')
         return call("read", filePath=str(project / "numbers.txt"))
 
-    scripted(long_model, said)
+    engine = scripted(long_model, said)
     with (
         running(long_model, names=("model",)) as server,
         subprocess.Popen(
@@ -154,3 +163,9 @@ def test_three_rounds_and_twenty_turns(
                     assert say(f"This is turn {i} of our talk.") == ([], [f"It was turn {i}."])
         finally:
             os.killpg(process.pid, signal.SIGKILL)
+        counted = counted_tokens(server)
+    begun = next(prompt for prompt in engine.prompts if "title generator" not in prompt)
+    first = len(long_model.tokenizer.encode(begun, parse_special=True))
+    print(f"all other requests computed {counted['prompt'] - first} tokens; the session's first one had {first}")
+    assert first > 50_000
+    assert counted["prompt"] - first < 23 * 0.02 * first

@@ -11,7 +11,7 @@ from typing import Any
 
 import agents
 import openai
-from person import HUNT, QUESTION, TURNS, URL, WEATHER, Person, follow, say, weather
+from person import HUNT, INSTRUCTIONS, QUESTION, TURNS, URL, WEATHER, Person, follow, say, weather
 
 agents.set_tracing_disabled(True)  # it would send traces to OpenAI
 client = openai.AsyncOpenAI(base_url=URL, api_key="none", max_retries=0)
@@ -32,15 +32,18 @@ async def flows(model: Any) -> dict[str, Any]:
     pieces = [text_of(event) async for event in stream.stream_events()]
     reader = agents.Agent(name="reader", model=model, output_type=Person)
     objects = [(await agents.Runner.run(reader, QUESTION)).final_output]
-    hunter = agents.Agent(name="hunter", model=model, tools=[agents.function_tool(follow)])
+    hunter = agents.Agent(name="hunter", model=model, instructions=INSTRUCTIONS, tools=[agents.function_tool(follow)])
     hunt = await agents.Runner.run(hunter, HUNT)
     calls = [item.raw_item.arguments for item in hunt.new_items if item.type == "tool_call_item"]
+    usage = [answer.usage for answer in hunt.raw_responses]
     turns, said = [], hunt.to_input_list()
     for text_of_turn in TURNS:
         turn = await agents.Runner.run(hunter, [*said, {"role": "user", "content": text_of_turn}])
         turns.append(turn.final_output)
+        usage += [answer.usage for answer in turn.raw_responses]
         said = turn.to_input_list()
-    session = {"calls": calls, "found": hunt.final_output, "turns": turns}
+    tokens = [(one.input_tokens, one.input_tokens_details.cached_tokens) for one in usage]
+    session = {"calls": calls, "found": hunt.final_output, "turns": turns, "tokens": tokens}
     return {"session": session, "text": text, "final": final, "pieces": pieces, "objects": objects}
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import random
 import sys
 from typing import Any
 
@@ -12,6 +13,8 @@ URL: Any = sys.argv[1]
 QUESTION = "Who is Ada, 36, x and y?"
 WEATHER = "How is it in Zürich?"
 HUNT = "Go on a treasure hunt from clue 0."
+INSTRUCTIONS = "\n".join(f"Rule {i} of the hunt has the number {random.random()}." for i in range(1450))
+"""A text of more than 50,000 of the demo model's tokens."""
 TURNS = [f"This is turn {i} of our talk." for i in range(20)]
 
 

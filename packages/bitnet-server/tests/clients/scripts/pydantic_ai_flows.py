@@ -9,7 +9,7 @@
 import asyncio
 from typing import Any
 
-from person import HUNT, QUESTION, TURNS, URL, WEATHER, Person, follow, say, weather
+from person import HUNT, INSTRUCTIONS, QUESTION, TURNS, URL, WEATHER, Person, follow, say, weather
 from pydantic_ai import Agent, NativeOutput, PromptedOutput, ToolOutput
 from pydantic_ai.models.openai import OpenAIChatModel, OpenAIResponsesModel
 from pydantic_ai.providers.openai import OpenAIProvider
@@ -29,14 +29,16 @@ async def flows(model: Any) -> dict[str, Any]:
         objects.append((await asked.run(QUESTION)).output)
         async with asked.run_stream(QUESTION) as stream:
             objects.append(await stream.get_output())
-    hunter: Any = Agent(model, tools=[follow])
+    hunter: Any = Agent(model, tools=[follow], instructions=INSTRUCTIONS)
     hunt = await hunter.run(HUNT)
     calls = [part.args_as_json_str() for m in hunt.all_messages() for part in m.parts if part.part_kind == "tool-call"]
     turns, turn = [], hunt
     for text_of_turn in TURNS:
         turn = await hunter.run(text_of_turn, message_history=turn.all_messages())
         turns.append(turn.output)
-    session = {"calls": calls, "found": hunt.output, "turns": turns}
+    usage = [message.usage for message in turn.all_messages() if message.kind == "response"]
+    tokens = [(one.input_tokens, one.cache_read_tokens) for one in usage]
+    session = {"calls": calls, "found": hunt.output, "turns": turns, "tokens": tokens}
     return {"session": session, "text": text, "final": final, "pieces": pieces, "objects": objects}
 
 
