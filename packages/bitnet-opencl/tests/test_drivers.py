@@ -31,6 +31,12 @@ SMALL = (
     "or test_quantize_of_zeros or (test_huge_scores and f16) or test_greedy"
 )
 """Tests of few work-items: oclgrind interprets every instruction."""
+OTHER_MODELS = (
+    "test_equal_logits_take or test_route_of or test_expert_matmul or (test_glu_of_several and 7.0) "
+    "or test_causal_conv or test_delta_rule or of_a_table_in_blocks "
+    "or (test_ternary_matmul_of_binary and k128) or test_rope_of_a_part"
+)
+"""The same for operations of mixtures and hybrid models, weights of one bit and packed tables."""
 
 UNITS = "test_ternary_matmul_of_stacked or test_matrix_units or (test_heads and d64)"
 """Tests that reach each of the kernels for matrix units."""
@@ -114,7 +120,12 @@ def test_intel_with_xmx(require_device: Require, run_on: Run, width: int) -> Non
     assert "by XMX: intel/attention_prefill_xmx, intel/sub_groups, intel/ternary_gemm_sg" in done.stdout
 
 
-def test_oclgrind(require_device: Require, run_on: Run, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "tests",
+    [SMALL, pytest.param(OTHER_MODELS, marks=pytest.mark.nightly(unless_changed=FAMILY))],
+    ids=["small", "other-models"],
+)
+def test_oclgrind(require_device: Require, run_on: Run, tmp_path: Path, tests: str) -> None:
     """Its log must be empty; its exit status says nothing."""
     require_device("oclgrind", absent(OCLGRIND, "Debian: apt install oclgrind"))
     log = tmp_path / "oclgrind.log"
@@ -122,7 +133,7 @@ def test_oclgrind(require_device: Require, run_on: Run, tmp_path: Path) -> None:
     one = {min(os.sched_getaffinity(0))}
     done = run_on(
         OCLGRIND,
-        ["-m", "pytest", "-n0", "-q", "-p", "no:cacheprovider", SUITE, "-k", SMALL],
+        ["-m", "pytest", "-n0", "-q", "-p", "no:cacheprovider", SUITE, "-k", tests],
         environment,
         preexec_fn=lambda: os.sched_setaffinity(0, one),  # it crashes where two threads compile
     )
