@@ -64,8 +64,11 @@ def test_a_long_conversation_opens_at_its_end_and_lays_out_what_is_seen(page: Pa
     shown = page.evaluate(seen)
     assert shown[-1]
     assert sum(shown) < 60
-    page.locator(".message").nth(100).scroll_into_view_if_needed()
-    expect(page.get_by_text("Message 100.", exact=False).first).to_be_in_viewport()
+    hundredth = page.get_by_text("Message 100.", exact=False).first
+    for _ in range(3):  # what comes into sight gets its height, by which what is below it moves
+        hundredth.scroll_into_view_if_needed()
+        page.wait_for_timeout(200)
+    expect(hundredth).to_be_in_viewport()
     assert page.evaluate(seen)[100]
     page.get_by_role("button", name="Jump to the latest").click()
     page.wait_for_timeout(300)
