@@ -64,6 +64,7 @@ class Meter:
             "PYTHONPATH": os.pathsep.join([str(Path(__file__).parents[1]), os.environ.get("PYTHONPATH", "")]),
             "BITNET_THREADS": "1",
             "BITNET_DEVICE": "cpu",
+            "BITNET_GPU_FAKE": "none",  # no driver is opened, which takes a second of `bitnet inspect` on any file
         }
         pipe = subprocess.PIPE
         command = [sys.executable, "-m", "bombs.measure"]
