@@ -178,12 +178,16 @@ def refusals(file: ModelFile, devices: Sequence[DeviceInfo]) -> Mapping[str, str
     What devices say of their features is compared with what the model needs; nothing is compiled.
     """
     found: dict[tuple[str, ...], str | None] = {}
+    programs: dict[frozenset[str], Program] = {}  # by the weights that a device reads in another form
     for info in devices:
         if info.features in found:
             continue
-        program = build_program(file.config, file.weights_for(info.features), limits=Limits(1), num_blocks=1)
+        weights = file.weights_for(info.features)
+        packed = frozenset(name for name, weight in weights.items() if weight is not file.weights.get(name))
+        if packed not in programs:
+            programs[packed] = build_program(file.config, weights, limits=Limits(1), num_blocks=1)
         try:
-            check_features(program, info)
+            check_features(programs[packed], info)
             found[info.features] = None
         except UnsupportedProgramError as error:
             found[info.features] = error.message.removeprefix(f"{info.name}: ")
