@@ -310,7 +310,8 @@ def test_no_text_makes_it_slow(page: Page) -> None:
                     markdown(part);
                     return performance.now() - begin;
                 };
-                const whole = time(text);
+                let whole = Infinity; // the least of up to three tries, as other work only slows one down
+                for (let tries = 0; tries < 3 && whole > limit; tries++) whole = Math.min(whole, time(text));
                 return whole > limit && whole > 8 * time(text.slice(0, text.length / 4)) ? whole : 0;
             });
         }""",
