@@ -14,7 +14,6 @@ same round.
 from __future__ import annotations
 
 import argparse
-import functools
 import hashlib
 import shutil
 import statistics
@@ -22,10 +21,7 @@ import subprocess
 import sys
 import tarfile
 import tempfile
-import threading
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
-from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -40,6 +36,7 @@ from bitnet.core.model.convert import TYPES, convert_model
 from bitnet.core.model.default import default_model_path
 from bitnet.core.model.file import open_model
 from bitnet.server.web.build import build
+from folder_server import serving
 from running import positive, run_tool
 
 WLLAMA = "@wllama/wllama@3.13.0"
@@ -157,21 +154,6 @@ def q4_0(values: Codes, scales: Scales) -> npt.NDArray[Any]:
 
 
 FORMS = {form.__name__: form for form in (f16, q8_0, q4_0)}
-
-
-class Quiet(SimpleHTTPRequestHandler):
-    """Serves a folder, and logs nothing."""
-
-    def log_message(self, format: str, *args: Any) -> None:
-        pass
-
-
-@contextmanager
-def serving(folder: Path) -> Iterator[str]:
-    with ThreadingHTTPServer(("127.0.0.1", 0), functools.partial(Quiet, directory=str(folder))) as server:
-        threading.Thread(target=server.serve_forever, daemon=True).start()
-        yield f"http://127.0.0.1:{server.server_address[1]}/"
-        server.shutdown()
 
 
 def measure(folder: Path, types: Sequence[str], rounds: int, tokens: int, chromium: str) -> dict[str, Rates]:

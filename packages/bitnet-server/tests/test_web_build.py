@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import hashlib
 import io
 import json
@@ -12,9 +11,7 @@ import shutil
 import threading
 import zipfile
 from collections.abc import Callable
-from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -22,6 +19,7 @@ from bitnet.core.cli import main
 from bitnet.core.model.default import default_model_path
 from bitnet.server.models.threads import InCaller
 from bitnet.server.web import pyodide
+from folder_server import serving
 
 LINK = re.compile(r'(?:src|href)="([^"#]+)"|from "(\.[^"]+)"|new URL\("([^"]+)", (?:import\.meta\.url|HERE)\)')
 
@@ -143,18 +141,11 @@ def test_files_that_are_not_pyodides_are_refused(build: Build, distribution: Pat
 
 
 def test_pyodide_is_downloaded(build: Build, distribution: Path, tmp_path: Path) -> None:
-    class Quiet(SimpleHTTPRequestHandler):
-        def log_message(self, format: str, *args: Any) -> None:
-            pass
-
-    handler = functools.partial(Quiet, directory=str(distribution))
-    with ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
-        threading.Thread(target=server.serve_forever, daemon=True).start()
-        address = f"http://127.0.0.1:{server.server_address[1]}"
-        found = pyodide.files(f"{address}/")
+    with serving(distribution) as root:
+        address = root.rstrip("/")
+        found = pyodide.files(root)
         (distribution / pyodide.NUMPY).unlink()
         status, said = build("-o", tmp_path / "site", "--pyodide", address)
-        server.shutdown()
     assert {name: hashlib.sha256(found[name]).hexdigest() for name in pyodide.FILES} == dict(pyodide.FILES)
     assert status == 1
     assert f"{pyodide.NUMPY} cannot be read from {address}" in said
