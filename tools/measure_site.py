@@ -72,7 +72,9 @@ def ask(page: Page, address: str, cold: bool) -> Stages:
     page.goto(address)
     if cold:
         page.get_by_role("button", name="Start").click()
-    page.locator("dialog.start").wait_for(state="detached")
+    dialog = page.locator("dialog.start")
+    dialog.wait_for(state="attached")  # a warm visit begins without it
+    dialog.wait_for(state="detached")
     page.get_by_role("textbox", name="Message").fill(QUESTION)
     page.keyboard.press("Enter")
     try:
