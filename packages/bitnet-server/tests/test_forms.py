@@ -200,7 +200,7 @@ def test_what_generates_nothing_is_under_the_deadline(
         for owner, name in (
             (type(server.service), "chat_tokens"),
             (type(server.service), "text_tokens"),
-            (type(script_model.chat_template), "render"),
+            (type(server.service), "chat_text"),
         ):
             monkeypatch.setattr(owner, name, waits)
         messages = [{"role": "user", "content": "x"}]

@@ -142,6 +142,38 @@ def test_a_thought_that_the_template_opens(thinking_server: Any, monkeypatch: py
         assert chat(thinking_server, stream, chat_template_kwargs={"opens": True}) == Split(THOUGHT, ANSWER)
 
 
+@pytest.mark.parametrize("budget", [None, 0])
+def test_the_prompt_that_is_shown_is_a_chats(
+    thinking_server: Any, monkeypatch: pytest.MonkeyPatch, budget: int | None
+) -> None:
+    settings = thinking_server.state.settings
+    monkeypatch.setattr(thinking_server.service.shared, "settings", replace(settings, reasoning_budget=budget))
+    opens = {"chat_template_kwargs": {"opens": True}}
+    continued: Any = {"continue_final_message": True, "messages": [*ASKED, {"role": "assistant", "content": "It is"}]}
+    said = []
+    for fields in (
+        {},
+        opens,
+        {"enable_thinking": False},
+        {"enable_thinking": True, **opens},
+        {"thinking": {"type": "disabled"}},
+        {"thinking_token_budget": 0, **opens},
+        {"reasoning_effort": "none"},
+        continued,
+    ):
+        body = {"messages": ASKED, **fields}
+        shown = thinking_server.client.post("/apply-template", json=body).json()["prompt"]
+        answer = thinking_server.client.post("/v1/chat/completions", json=body)
+        assert answer.status_code == 200, answer.text
+        assert thinking_server.engine.prompts[-1] == shown, fields
+        said.append(shown)
+    assert len(set(said)) == (4 if budget is None else 3)
+    unanswered = {"messages": ASKED, "add_generation_prompt": False}
+    shown = thinking_server.client.post("/apply-template", json=unanswered).json()["prompt"]
+    assert f"{shown}assistant: " == said[0].removesuffix("<think>\n\n</think>\n\n")
+    assert thinking_server.client.post("/v1/chat/completions", json=unanswered).status_code == 400
+
+
 def test_what_switches_thinking_off(thinking_server: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(thinking_server.engine, "script", lambda _: ANSWER)
     off: list[tuple[Any, dict[str, Any]]] = [

@@ -141,6 +141,7 @@ def environment() -> Mapping[str, str]:
         "RAY_AUTH_MODE": "token",
         "RAY_AUTH_TOKEN": TOKEN,
         "RAY_raylet_start_wait_time_s": "180",
+        "RAY_ENABLE_UV_RUN_RUNTIME_ENV": "0",  # else programs of tests send the clusters the checkout
     }
 
 

@@ -61,18 +61,49 @@ def chat_tokens(
     Raises:
         InvalidInputError: The template refuses the messages, or a text contains a lone surrogate.
     """
+    made, thinking = _prompt(template, tokenizer, messages, tools, variables or {}, continued, thinks)
+    return ChatTokens(tokenizer.encode_parts(made), thinking)
+
+
+def chat_text(
+    template: ChatTemplate,
+    tokenizer: Tokenizer,
+    messages: Sequence[Message],
+    *,
+    tools: Sequence[Mapping[str, Any]] | None = None,
+    variables: Mapping[str, Any] | None = None,
+    continued: bool = False,
+    thinks: bool | None = None,
+) -> str:
+    """The text whose tokens :func:`chat_tokens` gives for the same arguments.
+
+    Raises:
+        InvalidInputError: As for :func:`chat_tokens`.
+    """
+    return "".join(_prompt(template, tokenizer, messages, tools, variables or {}, continued, thinks)[0])
+
+
+def _prompt(
+    template: ChatTemplate,
+    tokenizer: Tokenizer,
+    messages: Sequence[Message],
+    tools: Sequence[Mapping[str, Any]] | None,
+    variables: Mapping[str, Any],
+    continued: bool,
+    thinks: bool | None,
+) -> tuple[list[str], Thinking | None]:
+    """The prompt as alternating text and control tokens, and how a thought is marked in the answer."""
     switch = template.thinking
     if switch is not None and thinks is not None:
-        variables = {**(variables or {}), **switch.variables(thinks)}
-    made = _prompt_parts(template, tokenizer, messages, tools, variables or {}, continued)
+        variables = {**variables, **switch.variables(thinks)}
+    made = _prompt_parts(template, tokenizer, messages, tools, variables, continued)
     if switch is None:
-        return ChatTokens(tokenizer.encode_parts(made))
+        return made, None
     marks = switch.marks
     if continued:
         said = messages[-1]["content"]
         opened = said.rfind(marks.start) > said.rfind(marks.end)
-        thinking = thinking_of(marks, tokenizer, opened=True) if opened else None
-        return ChatTokens(tokenizer.encode_parts(made), thinking)
+        return made, thinking_of(marks, tokenizer, opened=True) if opened else None
     opened = switch.opened_by("".join(made[-5:]))
     if opened and not switch.opens and _text(messages[-1]).rstrip().endswith(marks.start):
         opened = False  # the mark is the message's, after which the template has written nothing
@@ -82,7 +113,7 @@ def chat_tokens(
         for text in (marks.end, "\n\n"):
             _write(made, text, tokenizer)
         opened = False
-    return ChatTokens(tokenizer.encode_parts(made), thinking_of(marks, tokenizer, opened=opened))
+    return made, thinking_of(marks, tokenizer, opened=opened)
 
 
 def _write(made: list[str], text: str, tokenizer: Tokenizer) -> None:

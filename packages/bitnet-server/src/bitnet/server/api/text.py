@@ -7,7 +7,6 @@ from typing import Any
 from bitnet.core.errors import InvalidInputError
 from bitnet.server.chat.messages import openai_messages
 from bitnet.server.chat.prompt import ChatPrompt
-from bitnet.server.chat.rendering import as_template_reads
 from bitnet.server.chat.tools import Tools, openai_tools
 from bitnet.server.models.service import Service
 from bitnet.server.request.bounded_json import MAX_ITEMS
@@ -65,14 +64,12 @@ async def detokenize(service: Service, call: Call, fields: Fields) -> None:
 
 
 async def apply_template(service: Service, call: Call, fields: Fields) -> None:
-    template = service.model.chat_template
-    if template is None:
-        raise InvalidInputError(f"{service.names[0]} has no chat template.")
+    """The prompt that a chat with the same fields has; without the beginning of an answer where
+    ``add_generation_prompt`` is false."""
 
-    def asked() -> tuple[list[dict[str, Any]], list[dict[str, Any]] | None, ChatPrompt]:
+    def asked() -> tuple[list[dict[str, Any]], Tools | None, ChatPrompt]:
         given = openai_messages(fields)
-        return *as_template_reads(given, openai_tools(fields), template), ChatPrompt.read(fields, given)
+        return given, openai_tools(fields), ChatPrompt.read(fields, given, unanswered=True)
 
     messages, tools, how = await call.read(asked)
-    rendered = service.shared.in_thread(lambda: template.render(messages, tools=tools, variables=how.variables))
-    await call.reply({"prompt": await rendered})
+    await call.reply({"prompt": await service.shared.in_thread(lambda: service.chat_text(messages, tools, how))})

@@ -19,16 +19,21 @@ class ChatPrompt:
     Attributes:
         variables: Passed to the chat template.
         continued: Whether the answer continues the last message.
+        answered: Whether the prompt ends with an answer's beginning.
         thinking: Whether and how long the model may think.
     """
 
     variables: Mapping[str, Any] = field(default_factory=dict)
     continued: bool = False
+    answered: bool = True
     thinking: ThinkingChoice = field(default_factory=ThinkingChoice)
 
     @classmethod
-    def read(cls, fields: Fields, messages: Sequence[Mapping[str, Any]]) -> ChatPrompt:
+    def read(cls, fields: Fields, messages: Sequence[Mapping[str, Any]], *, unanswered: bool = False) -> ChatPrompt:
         """``chat_template_kwargs``, ``enable_thinking``, ``continue_final_message`` and ``add_generation_prompt``.
+
+        Args:
+            unanswered: Whether the prompt may lack an answer's beginning, as no answer is generated.
 
         Raises:
             RequestError: A field is not what it must be, or they contradict each other or the messages.
@@ -41,12 +46,13 @@ class ChatPrompt:
         if "enable_thinking" in fields:
             variables["enable_thinking"] = fields.flag("enable_thinking")
         continued = fields.flag("continue_final_message")
-        if fields.flag("add_generation_prompt", not continued) == continued:
+        begun = fields.flag("add_generation_prompt", not continued)
+        if begun == continued and (begun or not unanswered):
             needed = "must be false where the last message is continued" if continued else "is false"
             raise wrong("add_generation_prompt", f"{needed}; continue_final_message continues an answer.")
         if continued:
             check_continued(messages, fields.name("continue_final_message"))
-        return cls(variables, continued, openai_thinking(fields))
+        return cls(variables, continued, begun or continued, openai_thinking(fields))
 
 
 def check_continued(messages: Sequence[Mapping[str, Any]], field: str) -> None:

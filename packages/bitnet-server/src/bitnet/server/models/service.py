@@ -13,8 +13,10 @@ from pathlib import Path
 from typing import Any, Protocol, TypeAlias
 
 from bitnet.core import Model, __version__
+from bitnet.core.errors import InvalidInputError
 from bitnet.core.gguf.split import model_bytes
 from bitnet.core.text.chat import ChatTemplate
+from bitnet.core.text.prompt import chat_text
 from bitnet.server.chat.prompt import PLAIN, ChatPrompt
 from bitnet.server.chat.rendering import as_template_reads
 from bitnet.server.chat.thinking import ThinkingChoice
@@ -129,18 +131,39 @@ class Service:
         self, messages: Sequence[dict[str, Any]], tools: Tools | None = None, how: ChatPrompt = PLAIN
     ) -> list[int]:
         """The prompt of a conversation. This is slow: call it outside the event loop."""
+        made, options = self._template_input(messages, tools, how)
+        return self.model.chat_tokens(made, **options)
+
+    def chat_text(self, messages: Sequence[dict[str, Any]], tools: Tools | None, how: ChatPrompt) -> str:
+        """The text of a conversation's prompt. This is slow: call it outside the event loop.
+
+        Raises:
+            InvalidInputError: The model has no chat template, or it refuses the messages.
+        """
+        template = self.model.chat_template
+        if template is None:
+            raise InvalidInputError(f"{self.names[0]} has no chat template.")
+        made, options = self._template_input(messages, tools, how)
+        if not how.answered:
+            return template.render(made, False, tools=options["tools"], variables=options["variables"])
+        return chat_text(template, self.model.tokenizer, made, **options)
+
+    def _template_input(
+        self, messages: Sequence[dict[str, Any]], tools: Tools | None, how: ChatPrompt
+    ) -> tuple[list[dict[str, Any]], dict[str, Any]]:
+        """A conversation as the template reads it, and what else makes the prompt."""
         if self.preset.system is not None and not any(message["role"] == "system" for message in messages):
             messages = [{"role": "system", "content": self.preset.system}, *messages]
         made, given = as_template_reads(messages, tools, self.model.chat_template)
         self._check_length(_characters([[(message["content"], message.get("tool_calls")) for message in made], given]))
         thinking = how.thinking.or_default(self.shared.settings.reasoning_budget)
-        return self.model.chat_tokens(
-            made,
-            tools=given,
-            variables={**how.variables, **thinking.variables(self.model.chat_template)},
-            continued=how.continued,
-            thinks=thinking.allowed,
-        )
+        variables = {**how.variables, **thinking.variables(self.model.chat_template)}
+        return made, {
+            "tools": given,
+            "variables": variables,
+            "continued": how.continued,
+            "thinks": thinking.allowed,
+        }
 
     async def try_template(self) -> None:
         """Find out, outside the event loop, how the chat template steers thoughts. It is tried once."""
