@@ -62,6 +62,11 @@ class ChatTemplate:
         return shown[0][0] and not all(map(all, shown))
 
     @cached_property
+    def lacks_system(self) -> bool:
+        """Whether the template refuses or drops a system message at the start."""
+        return self._shown((("user",), ("system", "user")), None) == [True, False]
+
+    @cached_property
     def drops_results(self) -> bool:
         """Whether the template drops the results of tools where it is given no tools."""
         return not all(self._shown([("user", "assistant", "tool", "user")], None))

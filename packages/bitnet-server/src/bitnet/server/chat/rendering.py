@@ -20,17 +20,19 @@ def as_template_reads(
 ) -> tuple[list[dict[str, Any]], list[dict[str, Any]] | None]:
     """A conversation in the form that the template accepts, and the tools to pass to it; None: it accepts none."""
     made, given = _with_tools(messages, tools, template)
-    return (_alternating(made) if template is not None and template.alternates else made), given
+    if template is not None and (template.alternates or template.lacks_system):
+        made = _alternating(made, not template.lacks_system)
+    return made, given
 
 
-def _alternating(messages: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """A conversation whose turns alternate: later system messages are the user's, and neighbours of one role are one
-    message. Calls and results do not count as turns; where those alone are between two turns of one role, an empty
-    turn of the other comes between."""
+def _alternating(messages: Sequence[dict[str, Any]], system: bool) -> list[dict[str, Any]]:
+    """A conversation whose turns alternate: system messages are the user's, but for a first one where the template
+    takes it (``system``), and neighbours of one role are one message. Calls and results do not count as turns; where
+    those alone are between two turns of one role, an empty turn of the other comes between."""
     made: list[dict[str, Any]] = []
     turn = ""  # whose turn was last
     for i, message in enumerate(messages):
-        role = "user" if i and message["role"] == "system" else message["role"]
+        role = "user" if message["role"] == "system" and not (system and i == 0) else message["role"]
         calls = "tool_calls" in message
         last = made[-1] if made else {"role": ""}
         if role == last["role"] and role in ("user", "assistant") and calls == ("tool_calls" in last):
