@@ -214,8 +214,8 @@ def fill_pools(state: Any) -> None:
     helpers = [sandbox._pool._take() for _ in range(HELPERS)]
     for helper in helpers:
         helper.ask(b'["", []]')
-    with sandbox._pool._changed:
-        sandbox._pool._idle += helpers
+    for helper in helpers:
+        sandbox._pool._give(helper)
 
 
 class Watch:

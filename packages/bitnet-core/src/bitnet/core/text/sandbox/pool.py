@@ -5,10 +5,11 @@ from __future__ import annotations
 import json
 import os
 import threading
-import time
 import weakref
+from collections import deque
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from queue import Empty, SimpleQueue
 from typing import Any
 
 from bitnet.core.errors import BitNetError, InvalidInputError, brief
@@ -18,11 +19,14 @@ from bitnet.core.text.sandbox.renderer import LocalRenderer, Renderer, TemplateE
 HELPERS = 4
 """Maximum helper processes: so many templates can run up to their limits before others wait."""
 PATIENCE = 0.05
-"""Seconds to wait for a free helper before starting another, which takes about as long."""
+"""Seconds to wait for a free helper before another is started."""
 
 
 class Pool:
     """Renders templates in helper processes, which are started on demand and kept.
+
+    A helper that gets free goes to whoever has waited longest: a thread that takes it again at once would leave the
+    others waiting until they start helpers, each of which takes longer to start than to render a hundred prompts.
 
     Where the platform has no processes, this one renders them.
     """
@@ -34,9 +38,11 @@ class Pool:
 
     def forget(self) -> None:
         """Start with an empty pool: in a fork, the helpers belong to the parent."""
-        self._changed = threading.Condition()
+        self._lock = threading.Lock()
         self._idle: list[Renderer | LocalRenderer] = []
         self._all: weakref.WeakSet[Renderer | LocalRenderer] = weakref.WeakSet()
+        self._turns: deque[SimpleQueue[Renderer | LocalRenderer]] = deque()
+        self._starting = False
 
     def warm(self) -> None:
         """Start a helper in the background, for a template that will be rendered soon."""
@@ -73,21 +79,63 @@ class Pool:
         try:
             return helper.ask(request.encode("utf-8", "surrogatepass"))
         finally:
-            with self._changed:
-                self._idle.append(helper)
-                self._changed.notify()
+            self._give(helper)
 
     def _take(self) -> Renderer | LocalRenderer:
-        begin = time.monotonic()
-        with self._changed:
-            while not self._idle:
-                patient = self._all and time.monotonic() - begin < PATIENCE
-                if not patient and len(self._all) < HELPERS:
-                    helper = LocalRenderer() if NO_PROCESSES else Renderer()
-                    self._all.add(helper)
-                    return helper
-                self._changed.wait(PATIENCE)
-            return self._idle.pop()
+        """A helper that nobody else uses; the caller starts the first one."""
+        with self._lock:
+            if self._idle:
+                return self._idle.pop()
+            if not self._all:
+                return self._new()
+            turn = SimpleQueue[Renderer | LocalRenderer]()
+            self._turns.append(turn)
+        try:
+            while True:
+                with suppress(Empty):
+                    return turn.get(timeout=PATIENCE)
+                self._start_another()
+        except BaseException:  # an interrupt
+            with self._lock:
+                if turn in self._turns:
+                    self._turns.remove(turn)
+            with suppress(Empty):
+                self._give(turn.get_nowait())
+            raise
+
+    def _give(self, helper: Renderer | LocalRenderer) -> None:
+        """Let somebody else use a helper."""
+        with self._lock:
+            if self._turns:
+                self._turns.popleft().put(helper)
+            else:
+                self._idle.append(helper)
+
+    def _new(self) -> Renderer | LocalRenderer:
+        """Another helper, which its first request starts. The caller holds the lock."""
+        helper = LocalRenderer() if NO_PROCESSES else Renderer()
+        self._all.add(helper)
+        return helper
+
+    def _start_another(self) -> None:
+        """Start a helper in the background, unless there are enough: one that gets free meanwhile comes sooner."""
+        with self._lock:
+            if self._starting or len(self._all) >= HELPERS:
+                return
+            self._starting, helper = True, self._new()
+        threading.Thread(target=self._start, args=(helper,), name="bitnet-template", daemon=True).start()
+
+    def _start(self, helper: Renderer | LocalRenderer) -> None:
+        try:
+            helper.ask(as_json(["", []]).encode())
+        except (BitNetError, TemplateError):  # the others go on, and another is tried soon
+            with self._lock:
+                self._all.discard(helper)
+        else:
+            self._give(helper)
+        finally:
+            with self._lock:
+                self._starting = False
 
 
 def as_json(value: Any) -> str:
