@@ -7,25 +7,24 @@ import json
 import math
 import time
 from collections import Counter
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import AsyncIterator, Iterator, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any, Literal, TypeAlias
 
 import httpx
 import numpy as np
 
-from bitnet.core.errors import BitNetError, InvalidInputError, brief
+from bitnet.core.errors import BitNetError, brief
+from bitnet.server.bench.connection import CONNECT_SECONDS, Connection, Server
 from bitnet.server.bench.metrics import Answered
 from bitnet.server.bench.prompts import Prompt, Random, arrivals
 
 Endpoint: TypeAlias = "Literal['completions', 'chat']"
 
 PATHS: dict[Endpoint, str] = {"completions": "/v1/completions", "chat": "/v1/chat/completions"}
-JSON = {"content-type": "application/json"}
 VOCABULARY = 1000
 """Upper bound of random token ids if a server does not report its vocabulary size."""
-CONNECT_SECONDS = 30.0
 
 
 class Failed(Exception):
@@ -54,50 +53,46 @@ class Client:
 
     Raises InvalidInputError if the server's address is invalid.
 
-    Each running request has an ``httpx.AsyncClient`` of its own. A shared connection pool scans all connections
-    whenever a request begins or ends, which for 64 requests takes longer than their first tokens.
+    Answers are read by connections of its own: with httpx, a request takes longer to send than a server to answer it.
     """
 
     def __init__(self, target: Target) -> None:
         self._target = target
-        _check_url(target.url)
         self._headers = {"accept-encoding": "identity"}
         if target.api_key is not None:
             self._headers["authorization"] = f"Bearer {target.api_key}"
-        self._tls = httpx.create_ssl_context(trust_env=False)  # slower to create than a request is to answer
-        self._every: list[httpx.AsyncClient] = []
-        self._idle: list[httpx.AsyncClient] = []
+        self._server = Server(target.url, self._headers)
+        self._every: list[Connection] = []
+        self._idle: list[Connection] = []
         self._model = target.model
 
     async def __aenter__(self) -> Client:
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        for http in self._every:
-            await http.aclose()
+        for connection in self._every:
+            connection.close()
 
-    def prepare(self, count: int) -> None:
-        """Prepare for ``count`` concurrent requests."""
-        while len(self._idle) < count:
-            http = httpx.AsyncClient(
-                base_url=self._target.url,
-                headers=self._headers,
-                timeout=httpx.Timeout(None, connect=CONNECT_SECONDS),
-                trust_env=False,
-                verify=self._tls,
-            )
-            self._every.append(http)
-            self._idle.append(http)
+    @asynccontextmanager
+    async def _connection(self) -> AsyncIterator[Connection]:
+        """A connection that no other request uses.
 
-    @contextmanager
-    def _http(self) -> Iterator[httpx.AsyncClient]:
-        """A connection that no other request uses."""
-        self.prepare(1)
-        http = self._idle.pop()
+        Raises:
+            Failed: There is none.
+        """
+        while self._idle:
+            if (connection := self._idle.pop()).usable:
+                break
+        else:
+            try:
+                connection = await Connection.open(self._server)
+            except OSError as error:
+                raise Failed(f"no connection: {error}") from None
+            self._every.append(connection)
         try:
-            yield http
+            yield connection
         finally:
-            self._idle.append(http)
+            self._idle.append(connection)
 
     async def model(self) -> str:
         """The model's name: the one given, or the first that the server lists.
@@ -141,8 +136,14 @@ class Client:
     async def _answer(self, method: str, path: str, **content: Any) -> dict[str, Any]:
         """A JSON object from the server."""
         try:
-            with self._http() as http:
-                answer = await http.request(method, path, timeout=CONNECT_SECONDS, **content)
+            async with httpx.AsyncClient(
+                base_url=self._target.url,
+                headers=self._headers,
+                timeout=CONNECT_SECONDS,
+                trust_env=False,
+                verify=self._server.tls or False,
+            ) as http:
+                answer = await http.request(method, path, **content)
             if answer.status_code == 401:
                 raise BitNetError(
                     f"the server at {self._target.url} requires an API key.",
@@ -184,36 +185,27 @@ class Client:
             "stream_options": {"include_usage": True},
             **target.fields,
         }
-        stream = _Stream()
-        data = json.dumps(body).encode()
+        stream, refusal = _Stream(), bytearray()
+        request = self._server.post(PATHS[target.endpoint], json.dumps(body).encode())
+
+        def take(status: int, received: bytes, now: float) -> None:
+            if status == 200:
+                stream.take(received, now)
+            else:
+                refusal.extend(received)
+
         sent = time.perf_counter()
-        try:
-            with self._http() as http:
-                async with http.stream("POST", PATHS[target.endpoint], content=data, headers=JSON) as answer:
-                    if answer.status_code != 200:
-                        raise Failed(_refusal(answer.status_code, await answer.aread()))
-                    async for received in answer.aiter_raw():
-                        stream.take(received, time.perf_counter())
-        except httpx.ConnectError as error:
-            raise Failed(f"no connection: {error}") from None
-        except httpx.HTTPError as error:
-            raise Failed(f"connection lost: {str(error) or type(error).__name__}") from None
+        async with self._connection() as connection:
+            try:
+                status = await connection.ask(request, take)
+            except OSError as error:
+                raise Failed(f"connection lost: {error}") from None
+        if status != 200:
+            raise Failed(_refusal(status, refusal))
         return stream.answered(sent, prompt)
 
 
-def _check_url(url: str) -> None:
-    try:
-        parsed = httpx.URL(url)
-        right = parsed.scheme in ("http", "https") and parsed.host and (parsed.port or 0) < 1 << 16
-    except httpx.InvalidURL:
-        right = False
-    if not right:
-        raise InvalidInputError(
-            f"{brief(url)} is not a server address.", hint="Write one as http://127.0.0.1:8080, with --base-url."
-        )
-
-
-def _refusal(status: int, body: bytes) -> str:
+def _refusal(status: int, body: bytes | bytearray) -> str:
     """The status, with the error's code or message if the body has one in OpenAI's format."""
     try:
         error = json.loads(body)["error"]
@@ -297,7 +289,6 @@ async def press(client: Client, prompts: Sequence[Prompt], times: Sequence[float
             except Failed as failure:
                 failures[str(failure)] += 1
 
-    client.prepare(min(concurrency or len(prompts), len(prompts)))
     begun = time.perf_counter()
     tasks = []
     for prompt, at in zip(prompts, times, strict=True):
