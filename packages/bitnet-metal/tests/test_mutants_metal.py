@@ -21,13 +21,14 @@ FAULTS = 3
 CONV, RULE, GATES, GATED = "causal_conv", "test_delta_rule", "test_delta_gates", "test_gated_quant"
 NORM, GLU = "test_norm_quant_of_a_transform", "test_glu_norm_quant_of_a_transform"
 BLOCKS = f"{NORM} and m2-blocks3-block32"
-WHOLE, PAIRS = "test_a_hybrid_model and not numpy", "test_rope_of_a_part"
+PASSES, PAIRS = "test_passes_move_the_states", "test_rope_of_a_part"
 KEYS = "test_attention_to_keys_with_a_rotated_part and f16"
 NEXT = "\n        GROUP_BARRIER;"
 INNER = "\n            GROUP_BARRIER;"
 KEYED = "if (column == 0) norms[part] = squares;"
 FIRST = "step[state_to + seq]) * HEADS"
 HEADS = "NORM && i < HEAD; i += WG"
+SOURCE, APART = "(STEP_DONE(step) ? (state_to) : (state_from))", "second = NEOX ? i + PAIRS"
 SQUARES = "squares += dot(x[row + ulong(k)], x[row + ulong(k)]);"
 MUTANTS = (
     Mutant("conv: an early tail", "int row = tokens - TAPS + 1 + r;", "int row = tokens - TAPS + r;", CONV),
@@ -38,6 +39,8 @@ MUTANTS = (
     Mutant("rule: rows past the last", "k[i] = row < D_K ? keys[row] : 0.0f;", "k[i] = keys[row];", RULE),
     Mutant("rule: sums that nobody waits for", KEYED + NEXT, KEYED, RULE),
     Mutant("rule: results that nobody waits for", f"[column] = sum;{NEXT}\n        if", "[column] = sum; if", RULE),
+    Mutant("the state that it writes", SOURCE, "(state_to)", RULE),
+    Mutant("the state that it read first", SOURCE, "(state_from)", PASSES),
     Mutant("gates: another token's", "ulong row = ulong(m) * ulong(dim / 4), own", "ulong row = 0, own", GATES),
     Mutant("gates: another head's", "dot(y, alpha[own + ulong(k)])", "dot(y, alpha[ulong(k)])", GATES),
     Mutant("transform: pairs that nobody waits for", f"stride *= 2) {{{INNER}", "stride *= 2) {", BLOCKS),
@@ -46,6 +49,8 @@ MUTANTS = (
     Mutant("heads: their last element", HEADS, HEADS.replace("HEAD;", "HEAD - 1;"), GATED),
     Mutant("gate and up: another token's", "gate_up + ulong(m) * 2 *", "gate_up + ulong(m) *", GLU),
     Mutant("norm: a row's first columns", SQUARES, f"if (k > 0) {SQUARES}", NORM),
+    Mutant("rotation: a head's rest is not kept", "for (int i = 2 * PAIRS + int(index);", "for (int i = DIM;", KEYS),
+    Mutant("rotation: pairs too far apart", APART, APART.replace("PAIRS", "DIM / 2"), PAIRS),
 )
 
 

@@ -249,27 +249,26 @@ class HybridStepTests(DeviceTests):
 
     @needs(STATES, TERNARY_TABLES)
     def test_passes_move_the_states(self, device: Device, rng: np.random.Generator) -> None:
-        """A run of several passes, from one entry to another, gives what single steps give."""
+        """A run of several passes, the first of which reads another entry, gives what single steps give."""
         limits = Limits(32, 3, 3, 4)
         program, layout = hybrid_program(rng, SHAPES["transformed"], limits), StepLayout(limits)
         prompts = [rng.integers(0, VOCAB, n, np.int32) for n in (20, 9)]
 
-        def fed(tokens: Sequence[Array], lengths: Sequence[int], source: Sequence[int]) -> Step:
+        def fed(tokens: Sequence[Array], lengths: Sequence[int], source: Sequence[int], target: Sequence[int]) -> Step:
             parts = []
             for s, (part, length) in enumerate(zip(tokens, lengths, strict=True)):
                 blocks = range(4 * s, 4 * s + 4)
-                entries = {"state_from": source[s], "state_to": 2 + s}
+                entries = {"state_from": source[s], "state_to": target[s]}
                 parts.append(SequenceStep(part, length, blocks, [len(part) - 1], **entries))  # type: ignore[arg-type]
             return Step(layout, parts)
 
         with compiled(device, program) as executable:
-            first = run(executable, fed(prompts, [20, 9], [-1, -1]))
+            first = run(executable, fed(prompts, [20, 9], [-1, -1], [2, 3]))
             starts = [np.array([token], np.int32) for token in first.reshape(-1)[:2]]
             single, last, source = [], starts, [2, 3]
             for at in range(1, 5):
-                out = run(executable, fed(last, [20 + at, 9 + at], source)).reshape(-1)[:2]
+                out = run(executable, fed(last, [20 + at, 9 + at], source, [0, 1])).reshape(-1)[:2]
                 single.append(out.tolist())
-                last = [np.array([token], np.int32) for token in out]
-            run(executable, fed(prompts, [20, 9], [-1, -1]))
-            together = run(executable, fed(starts, [21, 10], [2, 3]), 4)
+                last, source = [np.array([token], np.int32) for token in out], [0, 1]
+            together = run(executable, fed(starts, [21, 10], [2, 3], [0, 1]), 4)
         assert together.reshape(4, 2).tolist() == single
