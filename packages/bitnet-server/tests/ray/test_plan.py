@@ -48,8 +48,14 @@ def test_room_is_counted_by_node() -> None:
     assert [node.holds(1, 2) for node in found] == [1, 0]
     assert [node.holds(3, 0) for node in found] == [2, 1]
     check_room(found, 3, 1, 1)
-    with pytest.raises(BitNetError, match=r"4 replicas of 1 CPUs and 1 GPUs each .* 12 CPUs and 3 GPUs, .* room for 3"):
+    with pytest.raises(
+        BitNetError, match=r"no room for 4 replicas of 1 CPU and 1 GPU: 2 nodes with 12 CPUs and 3 GPUs have room for 3"
+    ):
         check_room(found, 4, 1, 1)
+    with pytest.raises(
+        BitNetError, match=r"no room for 1 replica of 9 CPUs: 1 node with 8 CPUs and 2 GPUs has room for 0"
+    ):
+        check_room(found[:1], 1, 9, 0)
 
 
 @pytest.mark.parametrize(

@@ -181,13 +181,21 @@ def check_room(found: Sequence[Node], replicas: int, cpus: float, gpus: float) -
     fit = sum(node.holds(cpus, gpus) for node in found)
     if fit >= replicas:
         return
-    has = f"{sum(node.cpus for node in found):g} CPUs and {sum(node.gpus for node in found):g} GPUs"
-    each = f"{cpus:g} CPUs" + (f" and {gpus:g} GPUs" if gpus else "")
+    has = _processors(sum(node.cpus for node in found), sum(node.gpus for node in found))
+    each = _processors(cpus, gpus) if gpus else _counted(cpus, "CPU")
     raise BitNetError(
-        f"{replicas} replicas of {each} each do not fit the cluster: its {len(found)} nodes have {has}, which is room "
-        f"for {fit}.",
+        f"the cluster has no room for {_counted(replicas, 'replica')} of {each}: {_counted(len(found), 'node')} with "
+        f"{has} {'has' if len(found) == 1 else 'have'} room for {fit}.",
         hint="Lower --replicas, --gpus-per-replica or --threads, or add nodes.",
     )
+
+
+def _processors(cpus: float, gpus: float) -> str:
+    return f"{_counted(cpus, 'CPU')} and {_counted(gpus, 'GPU')}"
+
+
+def _counted(number: float, what: str) -> str:
+    return f"{number:g} {what}" if number == 1 else f"{number:g} {what}s"
 
 
 def check_models(found: Sequence[Node], models: Sequence[str | None], folder: str | None = None) -> None:
