@@ -5,9 +5,10 @@ Long, because planning a step, running it and accepting its tokens share the sta
 
 from __future__ import annotations
 
+import math
 import threading
 import time
-from collections.abc import Callable, Collection, Generator, Iterator, Sequence
+from collections.abc import Callable, Collection, Generator, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial
 
@@ -17,7 +18,7 @@ from bitnet.core.engine.background import BackgroundThread
 from bitnet.core.engine.blocks import BlockPool
 from bitnet.core.engine.bursts import Bursts
 from bitnet.core.engine.drafter import Drafter
-from bitnet.core.engine.pacing import HELD_SECONDS, Pace
+from bitnet.core.engine.pacing import HELD_SECONDS, UPDATE_SECONDS, Pace
 from bitnet.core.engine.penalty_slots import PenaltySlots
 from bitnet.core.engine.placement import Placement
 from bitnet.core.engine.preparer import Preparer
@@ -116,7 +117,9 @@ class Engine:
         self._failure: BaseException | None = None
         self._text_thread = BackgroundThread(f"bitnet-text-{device}")
         self._gone_back: set[TokenSequence] = set()  # sequences that take no more tokens of the plan
-        self._unreported: list[TokenSequence] = []  # sequences with results that no update has reported yet
+        self._unreported: dict[TokenSequence, None] = {}  # sequences with results that no update has reported yet
+        self._reported = 0.0  # when all of them were reported last
+        self._mixed_seconds = math.inf  # how long the last step took, if prompts were computed beside decoding
 
     @property
     def busy(self) -> bool:
@@ -210,10 +213,11 @@ class Engine:
         handed = time.perf_counter()
         while self._begin(bursts):
             take = partial(self._timed, step, bursts, wanted, handed)
-            result = yield Wait(take, (lambda: deliver(self.updates())) if self._unreported else None)
+            result = yield Wait(take, self._report(deliver, mixed=plan.mixed))
             self._accept(plan, result, fed=bursts.taken > len(result.tokens))
             handed = time.perf_counter()
             began, seconds = handed, handed - began
+            self._mixed_seconds = seconds if plan.mixed else math.inf
             if plan.drafted:
                 pace.drafts.drafted(step.tokens - step.seqs, seconds - self._scheduler.drafts.making)
             elif step.tokens == step.seqs:
@@ -224,7 +228,30 @@ class Engine:
 
         A sequence that a stop string ends here may already be part of a step; the result of that step is thrown away.
         """
-        sequences, self._unreported = self._unreported, []
+        self._reported = time.perf_counter()
+        sequences, self._unreported = self._unreported, {}
+        return self._updates_of(sequences)
+
+    def _report(self, deliver: Callable[[list[Update]], None], *, mixed: bool) -> Callable[[], None] | None:
+        """What delivers the updates that are due while the next step is computed; None: there are none.
+
+        While prompts arrive, each step gives a token, and telling each reader of each token takes the time in which
+        the next prompts are made. So first and last tokens are reported at once, others a little later.
+
+        Args:
+            mixed: Whether the next step computes prompts beside decoding.
+        """
+        if not self._unreported:
+            return None
+        late = time.perf_counter() - self._reported >= UPDATE_SECONDS
+        if late or not mixed or self._mixed_seconds >= UPDATE_SECONDS:
+            return lambda: deliver(self.updates())
+        due = [sequence for sequence in self._unreported if sequence.awaited]
+        for sequence in due:
+            del self._unreported[sequence]
+        return (lambda: deliver(self._updates_of(due))) if due else None
+
+    def _updates_of(self, sequences: Iterable[TokenSequence]) -> list[Update]:
         updates = []
         for sequence in sequences:
             ended = sequence.finished
@@ -245,7 +272,7 @@ class Engine:
                 return sequence.end("cancelled")
         self._scheduler.remove(sequence)
         self._release_siblings(sequence)
-        self._unreported = [s for s in self._unreported if s is not sequence]
+        self._unreported.pop(sequence, None)
         return sequence.end("cancelled")
 
     def usual_steps(self) -> Iterator[Step]:
@@ -406,7 +433,7 @@ class Engine:
         if sequence.finished:
             self._scheduler.remove(sequence)
         if not sequence.held:
-            self._unreported.append(sequence)
+            self._unreported[sequence] = None
 
     def _resume(self) -> None:
         """Have the sequences that are held choose their tokens, if they can."""

@@ -336,6 +336,10 @@ class Generation(TokenSequence):
         if self.held:
             self.accept((), self._logits)
 
+    @property
+    def awaited(self) -> bool:
+        return self._first or self.finished
+
     def update(self) -> Update | None:
         return None if self._prompt_left else self._report()
 

@@ -24,6 +24,8 @@ PROMPT_SECONDS = 0.025
 allowed."""
 MIN_SECONDS = 1e-6
 """Seconds that a step takes at least: the clock of a browser stands still for up to a tenth of a millisecond."""
+UPDATE_SECONDS = 0.01
+"""Seconds between two updates of a sequence while short steps compute prompts beside it."""
 HELD_SECONDS = 0.0005
 """Seconds between attempts to choose tokens, while all sequences are held."""
 

@@ -60,6 +60,12 @@ class Plan:
         """Whether it verifies drafts."""
         return any(item.draft for item in self.work)
 
+    @property
+    def mixed(self) -> bool:
+        """Whether it computes prompts beside decoding sequences."""
+        counts = [item.count for item in self.work]
+        return self.repeat == 1 and max(counts) > 1 == min(counts)
+
 
 MAX_FOLLOWED = 4
 """Maximum sequences whose bursts end at borders of blocks, so that each leaves snapshots while it decodes. With more,

@@ -125,6 +125,11 @@ class TokenSequence(ABC):
     def resume(self) -> None:  # noqa: B027  (optional to override)
         """If it is held, try again to choose its token."""
 
+    @property
+    def awaited(self) -> bool:
+        """Whether its next update is its first or its last one, which its reader waits for most."""
+        return True
+
     @abstractmethod
     def update(self) -> Update | None:
         """What is new since the last update. This searches for stop strings, which may end the sequence."""
