@@ -1,5 +1,6 @@
 // delta_gates: decays and strengths of the delta rule, from rows of the residual stream. Few tokens have a block for each head of
-// each; more have one for TOKENS of them and ROWS rows of alpha or beta a warp, so that rows of the weights are read less often.
+// each; more have one for TOKENS of them and ROWS rows of alpha or beta for KSPLIT warps, which share the columns, so that rows of the
+// weights are read less often.
 #define WARPS (WG / WARP)
 
 __device__ __forceinline__ void put_gate(float *out, int row, float dot, const float *bias, const float *rate, int heads) {
@@ -46,11 +47,12 @@ delta_gates(const int *step, const float *x, const float *weight, float eps, con
 extern "C" __global__ void __launch_bounds__(WG)
 delta_gates_tile(const int *step, const float *x, const float *weight, float eps, const float *alpha, const float *beta,
                  const float *bias, const float *rate, float *out, int width, int heads) {
-    int lane = threadIdx.x % WARP, first = (blockIdx.x * WARPS + threadIdx.x / WARP) * ROWS, m0 = blockIdx.y * TOKENS;
+    int lane = threadIdx.x % WARP, warp = threadIdx.x / WARP, part = warp % KSPLIT;
+    int first = (blockIdx.x * (WARPS / KSPLIT) + warp / KSPLIT) * ROWS, m0 = blockIdx.y * TOKENS;
     start_dependents();
     wait_for_before();
     int tokens = STEP_TOKENS(step);
-    if (m0 >= tokens || first >= 2 * heads) return;
+    if (m0 >= tokens) return;
     const float4 *gain = (const float4 *)weight, *rows[TOKENS], *matrix[ROWS];
 #pragma unroll
     for (int t = 0; t < TOKENS; t++) rows[t] = (const float4 *)(x + (size_t)min(m0 + t, tokens - 1) * width);
@@ -60,7 +62,7 @@ delta_gates_tile(const int *step, const float *x, const float *weight, float eps
         matrix[r] = (const float4 *)((row < heads ? alpha : beta) + (size_t)(row % heads) * width);
     }
     float dots[TOKENS][ROWS] = {}, sums[TOKENS] = {};
-    for (int i = lane; i < width / 4; i += WARP) {
+    for (int i = part * WARP + lane; i < width / 4; i += KSPLIT * WARP) {
         float4 w[ROWS], g = gain[i];
 #pragma unroll
         for (int r = 0; r < ROWS; r++) w[r] = matrix[r][i];
@@ -75,15 +77,24 @@ delta_gates_tile(const int *step, const float *x, const float *weight, float eps
             }
         }
     }
+    __shared__ float parts[WARPS][TOKENS][ROWS + 1];
 #pragma unroll
     for (int t = 0; t < TOKENS; t++) {
-        float inverse = 1.0f / sqrtf(warp_reduce<Sum>(sums[t]) / width + eps);
+        float sum = warp_reduce<Sum>(sums[t]);
+        if (lane == 0) parts[warp][t][ROWS] = sum;
 #pragma unroll
         for (int r = 0; r < ROWS; r++) {
-            float dot = warp_reduce<Sum>(dots[t][r]) * inverse;
-            if (lane == 0 && m0 + t < tokens && first + r < 2 * heads)
-                put_gate(out + (size_t)(m0 + t) * 2 * heads, first + r, dot, bias, rate, heads);
+            float dot = warp_reduce<Sum>(dots[t][r]);
+            if (lane == 0) parts[warp][t][r] = dot;
         }
+    }
+    __syncthreads();
+    for (int i = part * WARP + lane; i < TOKENS * ROWS; i += KSPLIT * WARP) {
+        int t = i / ROWS, r = i % ROWS;
+        float sum = 0.0f, dot = 0.0f;
+        for (int w = warp - part; w < warp - part + KSPLIT; w++) sum += parts[w][t][ROWS], dot += parts[w][t][r];
+        if (m0 + t < tokens && first + r < 2 * heads)
+            put_gate(out + (size_t)(m0 + t) * 2 * heads, first + r, dot / sqrtf(sum / width + eps), bias, rate, heads);
     }
 }
 #endif

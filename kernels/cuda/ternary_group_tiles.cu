@@ -1,7 +1,7 @@
 #include "tiles.cuh"
 // ternary_matmul for many tokens of weights with a scale for each group of columns (64 or 128), on Hopper's asynchronous tensor
-// cores: as ternary_tiles, but each group's sums are made floats, scaled and added to the total in their order. Two warpgroups
-// have 64 rows of W each. While a group is multiplied into one set of integers, the sums in the other are added. A third
+// cores: as ternary_tiles, but each group's sums are made floats, scaled and added to the total in their order. A warpgroup
+// has 64 rows of W. While a group is multiplied into one set of integers, the sums in the other are added. One more
 // warpgroup has one thread that has the copy engine fill the ring, and a warp for each of the others that carries its results
 // between shared and global memory while the next tile is multiplied.
 //
@@ -16,7 +16,8 @@
 // Every group is multiplied the same way, over the ends of tiles too: the last tile is followed by a stage that is read and half
 // multiplied in vain. Where the groups of a row are odd in number, one of zeros follows. GLU: as in ternary_tiles.
 #define COUNT (COLS / GROUP)
-#define CONSUMERS (BM / 16) /* warps that multiply */
+#define WARPGROUPS (BM / 64) /* that multiply */
+#define CONSUMERS (4 * WARPGROUPS) /* their warps */
 #define THREADS (BM * 2 + 128)
 #define SLICES (GROUP / 64) /* of 128 columns in a stage, which has two groups */
 #define STEPS ((BLOCKS + SLICES - 1) / SLICES) /* stages of a tile */
@@ -24,17 +25,31 @@
 #define FILLED (SLICES * STAGE) /* bytes of both, which the stage's two barriers follow */
 #define PLACE (FILLED + 1024) /* bytes of a stage in the ring */
 #define HALF (GROUP == 64 ? 2 : 4) /* bit pairs of a slice that are of one group */
+#define LANE_TOKENS ((BN + WARP - 1) / WARP)
 #define PART (GLU ? 32 : 64) /* columns of out that a warpgroup makes */
 #define PITCH (PART + 4) /* of their rows in shared memory: four of eight rows fall into different banks */
+#define ALL_REGISTERS (65536 / RESIDENT / THREADS / 8 * 8 * THREADS) /* of a block, RESIDENT of which a multiprocessor has */
 #define PRODUCER_REGISTERS 40
-#define CONSUMER_REGISTERS 232
+#define SHARED_OUT ((ALL_REGISTERS - 128 * PRODUCER_REGISTERS) / (2 * BM) / 8 * 8)
+#define CONSUMER_REGISTERS (SHARED_OUT < 232 ? SHARED_OUT : 232)
+
+#define PRODUCT(shape, names, given, ...)                                                  \
+    asm volatile("wgmma.mma_async.sync.aligned." shape ".s32.s8.s8 {" names "}, " given ";" \
+                 : __VA_ARGS__                                                              \
+                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(x), "n"(ADDED))
 
 // acc = a (64 rows of W by 32 of K, in registers) times the tokens that `x` describes; plus acc, where there are any yet.
 template <int ADDED>
 __device__ __forceinline__ void multiply(int (&acc)[NT][4], const unsigned *a, unsigned long long x) {
-    asm volatile("wgmma.mma_async.sync.aligned.m64n128k32.s32.s8.s8 {" NAMES64 "}, {%64,%65,%66,%67}, %68, %69;"
-                 : ACC4(0), ACC4(4), ACC4(8), ACC4(12)
-                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(x), "n"(ADDED));
+#if BN == 128
+    PRODUCT("m64n128k32", NAMES64, "{%64,%65,%66,%67}, %68, %69", ACC4(0), ACC4(4), ACC4(8), ACC4(12));
+#elif BN == 64
+    PRODUCT("m64n64k32", NAMES32, "{%32,%33,%34,%35}, %36, %37", ACC4(0), ACC4(4));
+#elif BN == 32
+    PRODUCT("m64n32k32", NAMES16, "{%16,%17,%18,%19}, %20, %21", ACC4(0));
+#elif BN == 16
+    PRODUCT("m64n16k32", NAMES8, "{%8,%9,%10,%11}, %12, %13", ACC(0), ACC(1));
+#endif
 }
 
 __device__ __forceinline__ unsigned load_shared(unsigned at) {
@@ -109,12 +124,12 @@ __device__ __forceinline__ void carry(float *shared, float *global, int rows, in
     }
 }
 
-extern "C" __global__ void __launch_bounds__(THREADS, 1)
+extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT)
 ternary_group_tiles(const int *step, const __grid_constant__ TensorMap x, const __grid_constant__ TensorMap codes, const float *scale,
                     const int *bounds, const void *w_scale, float *out, int rows) {
-    extern __shared__ unsigned char unaligned[];  // the ring, 1024 bytes to align it, and results [2][BN][PITCH]
-    __shared__ Barrier ready[2], made[2];
-    __shared__ float scales[2][BN];
+    extern __shared__ unsigned char unaligned[];  // the ring, 1024 bytes to align it, and results [WARPGROUPS][BN][PITCH]
+    __shared__ Barrier ready[WARPGROUPS], made[WARPGROUPS];
+    __shared__ float scales[WARPGROUPS][BN];
     unsigned char *ring = unaligned + (1024 - shared_at(unaligned) % 1024) % 1024;
     auto full = [&](int stage) { return (Barrier *)(ring + stage * PLACE + FILLED); };
     auto empty = [&](int stage) { return full(stage) + 1; };
@@ -124,7 +139,7 @@ ternary_group_tiles(const int *step, const __grid_constant__ TensorMap x, const 
 
     if (threadIdx.x == 0) {
         for (int s = 0; s < STAGES; s++) barrier_init(full(s), 1), barrier_init(empty(s), ARRIVALS(CONSUMERS));
-        for (int i = 0; i < 2; i++) barrier_init(ready + i, ARRIVALS(1)), barrier_init(made + i, ARRIVALS(4));
+        for (int i = 0; i < WARPGROUPS; i++) barrier_init(ready + i, ARRIVALS(1)), barrier_init(made + i, ARRIVALS(4));
         barriers_ready();
     }
     __syncthreads();
@@ -171,12 +186,12 @@ ternary_group_tiles(const int *step, const __grid_constant__ TensorMap x, const 
                 }
                 k = 0;
             }
-        } else if (warp == CONSUMERS + 1 || warp == CONSUMERS + 2) {
+        } else if (warp > CONSUMERS && warp <= CONSUMERS + WARPGROUPS) {
             int which = warp - CONSUMERS - 1, width = GLU ? rows / 2 : rows, parity = 0;
             float *results = (float *)(ring + STAGES * PLACE) + which * BN * PITCH;
             wait_for_before();
             for (int tile = blockIdx.x; tile < tiles; tile += gridDim.x, parity ^= 1) {
-                int n0 = tile % row_tiles * (2 * PART) + which * PART, m0 = tile / row_tiles * BN, there = min(tokens - m0, BN);
+                int n0 = tile % row_tiles * (WARPGROUPS * PART) + which * PART, m0 = tile / row_tiles * BN, there = min(tokens - m0, BN);
                 float *to = out + (size_t)m0 * width + n0;
                 for (int i = lane; i < BN; i += WARP) scales[which][i] = scale[m0 + min(i, there - 1)];
 #if ADD
@@ -240,12 +255,12 @@ ternary_group_tiles(const int *step, const __grid_constant__ TensorMap x, const 
         halves_low = ((const unsigned *)w_scale)[scales_low++], halves_high = ((const unsigned *)w_scale)[scales_high++];
 #endif
     };
-    int sums[BN / WARP];  // the bounds of a lane's tokens
+    int sums[LANE_TOKENS];  // the bounds of a lane's tokens
     auto load_bounds = [&](int tile) {
 #pragma unroll
-        for (int i = 0; i < BN / WARP; i++) {
-            int m = tile / row_tiles * BN + i * WARP + lane;
-            sums[i] = m < tokens ? bounds[m] : 0;
+        for (int i = 0; i < LANE_TOKENS; i++) {
+            int here = i * WARP + lane, m = tile / row_tiles * BN + here;
+            sums[i] = here < BN && m < tokens ? bounds[m] : 0;
         }
     };
     if (BOUND) wait_for_before(), load_bounds(blockIdx.x);
@@ -258,7 +273,7 @@ ternary_group_tiles(const int *step, const __grid_constant__ TensorMap x, const 
     for (int tile = blockIdx.x, turn = 0; tile < tiles; tile += gridDim.x, turn ^= 1) {
         float total[NT][4] = {};
         bool exact = BOUND;
-        for (int i = 0; BOUND && i < BN / WARP; i++) exact &= sums[i] <= 8192;
+        for (int i = 0; BOUND && i < LANE_TOKENS; i++) exact &= sums[i] <= 8192;
         exact = __all_sync(FULL, exact);
 #pragma unroll 1
         for (int g = 0; g < 2 * STEPS; g += 2) {
@@ -279,7 +294,7 @@ ternary_group_tiles(const int *step, const __grid_constant__ TensorMap x, const 
         const float *scales_here = scales[which] + quarter * 2;
         float *to = (float *)(ring + STAGES * PLACE) + (which * BN + quarter * 2) * PITCH + warp % 4 * (PART / 4) + group;
         barrier_wait(ready + which, turn);
-        constexpr int BATCH = GLU ? 8 : 4;  // whose loads come first, as the compiler moves none over stores
+        constexpr int LONGEST = GLU ? 8 : 4, BATCH = NT < LONGEST ? NT : LONGEST;  // whose loads come first, as the compiler moves none over stores
 #pragma unroll
         for (int n0 = 0; n0 < NT; n0 += BATCH) {
             float factors[BATCH][2], old[BATCH][4];

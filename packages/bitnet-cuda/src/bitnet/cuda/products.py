@@ -15,7 +15,7 @@ from bitnet.core.gpu.ops.scaled import group_product
 from bitnet.core.hal import DenseMatmul, TernaryMatmul
 from bitnet.cuda.bits import bits_product, bits_shape
 from bitnet.cuda.few import FewShape, few_product, few_shape
-from bitnet.cuda.tiles import ALIGNMENT, GROUP_TILE, MANY_TOKENS, PANEL, TILES, TiledMatrix, product_tile
+from bitnet.cuda.tiles import ALIGNMENT, MANY_TOKENS, PANEL, TILES, ProductTile, TiledMatrix, group_tile, product_tile
 from bitnet.cuda.weights import ternary
 
 DECODE_TOKENS = 8
@@ -24,6 +24,8 @@ FEW_TOKENS = range(9, 65)
 """Numbers of tokens for which ternary_few multiplies weights with one scale. More tokens use a tiled product."""
 FEW_GROUP_TOKENS = range(5, 65)
 """The same for weights with a scale for each group of columns."""
+FEW_TILES = 16
+"""Maximum tokens of such weights that ternary_few multiplies where ternary_group_tiles can."""
 GEMV_ROWS = 4
 LANES, TILE_M, TILE_N, TILE_GROUP = 32, 32, 64, 256
 """Sizes of the tiled product, as in its source."""
@@ -225,7 +227,13 @@ class Products:
         """The launch of ternary_few, or None if it does not compute a product of so many tokens."""
         if not self._tensor_cores or tokens not in (FEW_TOKENS if w.group is None else FEW_GROUP_TOKENS):
             return None
+        if w.group is not None and tokens > FEW_TILES and self._copied(w):
+            return None
         return few_shape(w, tokens, self._multiprocessors, self._shared, glu=glu)
+
+    def _copied(self, w: TernaryBuffer) -> bool:
+        """Whether there is a product of a matrix whose tiles the copy engine fetches."""
+        return self._wgmma and (w.group is None or w.group in WGMMA_GROUPS) and w.row_bytes >= TILES_DEPTH * W_PITCH
 
     def tiles(self, w: TernaryBuffer) -> bool:
         """Whether the tiled products support a matrix."""
@@ -241,9 +249,7 @@ class Products:
         w = ternary(ctx, op.weights)
         if few := self._few(w, bucket.tokens, glu=bool(activation)):
             return few_product(ctx, op, bucket.tokens, out, activation, few)
-        many = MANY_TOKENS if w.group is None else FEW_GROUP_TOKENS[-1]
-        large = self._wgmma and (w.group is None or w.group in WGMMA_GROUPS)
-        if large and bucket.tokens > many and w.row_bytes >= TILES_DEPTH * W_PITCH:
+        if self._copied(w) and bucket.tokens > (MANY_TOKENS if w.group is None else FEW_TILES):
             return self._large(ctx, op, bucket, out, activation)
         token_tile = TOKEN_TILES[bucket.tokens > TOKEN_TILES[0] and w.group is None]
         token_tiles = ceil_div(bucket.tokens, token_tile)
@@ -281,16 +287,17 @@ class Products:
     def _large(self, ctx: Context, op: TernaryMatmul, bucket: Bucket, out: Buffer, activation: str) -> Launch:
         """By ternary_tiles, or by ternary_group_tiles, which also keeps a tile's results in shared memory."""
         w, glu = ternary(ctx, op.weights), bool(activation)
-        tile = GROUP_TILE
+        tile: ProductTile
         if w.group is None:
             tile = product_tile(TILES, w.rows, bucket.tokens, w.row_bytes // W_PITCH, self._multiprocessors)
-        name, results, threads = "ternary_tiles", 0, 2 * tile.rows
-        stage = tile.tokens * PANEL + tile.rows * W_PITCH
-        if w.group is not None:
-            name, threads = "ternary_group_tiles", threads + 128
-            results = 2 * tile.tokens * (tile.rows // (4 if glu else 2) + 4) * 4
-            stage = w.group // 64 * stage + ALIGNMENT  # two groups, and their barriers
-        stages = min(TILES_STAGES, (TILES_SHARED - ALIGNMENT - results) // stage)
+            name, results, threads, resident = "ternary_tiles", 0, 2 * tile.rows, 1
+            stage = tile.tokens * PANEL + tile.rows * W_PITCH
+        else:
+            tile = grouped = group_tile(w.rows, bucket.tokens, self._multiprocessors)
+            name, threads, resident = "ternary_group_tiles", 2 * tile.rows + 128, grouped.resident
+            results = tile.rows // 64 * tile.tokens * ((32 if glu else 64) + 4) * 4
+            stage = w.group // 64 * (tile.tokens * PANEL + tile.rows * W_PITCH) + ALIGNMENT  # two groups, and barriers
+        stages = min(TILES_STAGES, (TILES_SHARED // resident - ALIGNMENT - results) // stage)
         defines = {
             "COLS": w.cols,
             "ROW_BYTES": w.row_bytes,
@@ -304,9 +311,10 @@ class Products:
         codes = TiledMatrix(w.codes, w.rows, w.row_bytes, tile.rows // 2 if glu else tile.rows, W_PITCH)
         args = (ctx.step, x, codes, ctx.tensors[op.scale], row_sums(ctx, op.x), w.scales, out, np.int32(w.rows))
         tiles = ceil_div(w.rows, tile.rows) * ceil_div(bucket.tokens, tile.tokens)
-        grid, block = (min(tiles, self._multiprocessors), 1, 1), (threads, 1, 1)
+        grid, block = (min(tiles, resident * self._multiprocessors), 1, 1), (threads, 1, 1)
         if w.group is not None:
-            defines |= {"GROUP": w.group, "BOUND": int(self.bounded(ctx, op.x))}
+            bounded = bucket.tokens > FEW_GROUP_TOKENS[-1] and self.bounded(ctx, op.x)
+            defines |= {"GROUP": w.group, "BOUND": int(bounded), "RESIDENT": resident}
         shared = ALIGNMENT + stages * stage + results
         return Launch(KernelSpec(name, name, tuple(defines.items())), grid, block, args, shared=shared, overlaps=True)
 

@@ -36,8 +36,8 @@ MAX_HEAD = 128
 """Maximum elements of a head that transform_quant normalises: those of a warp."""
 GATE_TOKENS = 8
 """Tokens of a block of delta_gates_tile, which steps of more tokens use."""
-GATE_ROWS = (2, 4)
-"""Rows of a warp of it, in steps of few tokens and of many."""
+GATE_ROWS, GATE_WARPS = (8, 4), (8, 1)
+"""Rows of a warp of it, and warps that share their columns, in steps of few tokens and of many."""
 
 DELTA_TOKENS = 64
 """Maximum tokens of a step without chunks of the delta rule."""
@@ -84,9 +84,10 @@ class RecurrentLaunches:
         (launch,) = self._overlapping(ctx, op, bucket)
         if bucket.tokens > GATE_TOKENS:
             heads, many = ctx.program.weights[op.alpha].shape[0], bucket.tokens > FEW_GROUP_TOKENS[-1]
-            defines = {"WG": GROUP, "TOKENS": GATE_TOKENS, "ROWS": GATE_ROWS[many]}
+            rows, shared = GATE_ROWS[many], GATE_WARPS[many]
+            defines = {"WG": GROUP, "TOKENS": GATE_TOKENS, "ROWS": rows, "KSPLIT": shared}
             spec = KernelSpec("delta_gates", "delta_gates_tile", tuple(defines.items()))
-            grid = (ceil_div(2 * heads, GROUP // 32 * GATE_ROWS[many]), ceil_div(bucket.tokens, GATE_TOKENS), 1)
+            grid = (ceil_div(2 * heads, GROUP // 32 // shared * rows), ceil_div(bucket.tokens, GATE_TOKENS), 1)
             launch = replace(launch, kernel=spec, grid=grid, block=(GROUP, 1, 1))
         return [launch]
 

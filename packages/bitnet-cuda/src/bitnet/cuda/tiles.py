@@ -47,9 +47,25 @@ class ProductTile:
     tokens: int
 
 
+@dataclass(frozen=True, slots=True)
+class GroupTile(ProductTile):
+    """The same, of blocks of which a multiprocessor has ``resident`` at a time."""
+
+    resident: int
+
+
 TILES = (ProductTile(256, 128), ProductTile(256, 160), ProductTile(192, 160))
-GROUP_TILE = ProductTile(128, 128)
-"""Tile of ternary_group_tiles, whose threads hold f32 sums beside two sets of integers."""
+GROUP_TILES = (
+    GroupTile(128, 128, 1),
+    GroupTile(128, 64, 1),
+    GroupTile(192, 64, 1),
+    GroupTile(64, 64, 2),
+    GroupTile(128, 32, 2),
+    GroupTile(64, 32, 3),
+    GroupTile(128, 16, 2),
+    GroupTile(64, 16, 3),
+)
+"""Tiles of ternary_group_tiles, whose threads hold f32 sums beside two sets of integers."""
 END_CYCLES = 10_000
 """Cost of a tile besides its products, mostly storing it."""
 
@@ -62,3 +78,10 @@ def product_tile(tiles: Sequence[ProductTile], rows: int, tokens: int, depth: in
         return turns * (depth * tile.rows * tile.tokens // 32 + END_CYCLES)
 
     return min(tiles, key=cycles)
+
+
+def group_tile(rows: int, tokens: int, multiprocessors: int) -> GroupTile:
+    """The tile of ternary_group_tiles for a product of so many rows and tokens."""
+    if tokens > 64:
+        return GROUP_TILES[0]
+    return next(tile for tile in GROUP_TILES[1:] if tile.tokens <= max(tokens, 16))
