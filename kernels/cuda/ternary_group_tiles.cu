@@ -49,6 +49,8 @@ __device__ __forceinline__ void multiply(int (&acc)[NT][4], const unsigned *a, u
     PRODUCT("m64n32k32", NAMES16, "{%16,%17,%18,%19}, %20, %21", ACC4(0));
 #elif BN == 16
     PRODUCT("m64n16k32", NAMES8, "{%8,%9,%10,%11}, %12, %13", ACC(0), ACC(1));
+#elif BN == 8
+    PRODUCT("m64n8k32", "%0,%1,%2,%3", "{%4,%5,%6,%7}, %8, %9", ACC(0));
 #endif
 }
 

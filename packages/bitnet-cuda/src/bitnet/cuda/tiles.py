@@ -64,6 +64,8 @@ GROUP_TILES = (
     GroupTile(64, 32, 3),
     GroupTile(128, 16, 2),
     GroupTile(64, 16, 3),
+    GroupTile(128, 8, 2),
+    GroupTile(64, 8, 3),
 )
 """Tiles of ternary_group_tiles, whose threads hold f32 sums beside two sets of integers."""
 END_CYCLES = 10_000
