@@ -32,8 +32,12 @@ CHUNK = 4 * GROUP
 """Elements of a row that such a block transforms at a time."""
 MAX_CHUNKS = 32
 """Maximum chunks of a row; more need too many registers."""
+ROW_WARPS = 10
+"""Maximum warps of a block of transform_rows, for their shared memory."""
 MAX_HEAD = 128
 """Maximum elements of a head that transform_quant normalises: those of a warp."""
+CONV_TOKENS = (1, 8)
+"""Tokens of a thread of causal_conv, in steps of few tokens and of many."""
 GATE_TOKENS = 8
 """Tokens of a block of delta_gates_tile, which steps of more tokens use."""
 GATE_ROWS, GATE_WARPS = (8, 4), (8, 1)
@@ -70,7 +74,7 @@ class RecurrentLaunches:
     def table(self) -> Dispatch:
         """The entries of operations of recurrent layers and of those with transforms."""
         return {
-            CausalConv: self._overlapping,
+            CausalConv: self.causal_conv,
             DeltaRule: self.delta_rule,
             DeltaGates: self.delta_gates,
             GatedQuant: self.quantised,
@@ -79,6 +83,12 @@ class RecurrentLaunches:
 
     def _overlapping(self, ctx: Context, op: CausalConv | DeltaGates | DeltaRule, bucket: Bucket) -> list[Launch]:
         return [replace(launch, overlaps=True) for launch in self._shared[type(op)](ctx, op, bucket) or []]
+
+    def causal_conv(self, ctx: Context, op: CausalConv, bucket: Bucket) -> list[Launch]:
+        (launch,) = self._overlapping(ctx, op, bucket)
+        each = CONV_TOKENS[bucket.tokens > FEW_GROUP_TOKENS[-1]]
+        kernel = replace(launch.kernel, defines=(*launch.kernel.defines, ("TOKENS", each)))
+        return [replace(launch, kernel=kernel, grid=(launch.grid[0], ceil_div(bucket.tokens, each), 1))]
 
     def delta_gates(self, ctx: Context, op: DeltaGates, bucket: Bucket) -> list[Launch]:
         (launch,) = self._overlapping(ctx, op, bucket)
@@ -192,8 +202,17 @@ class RecurrentLaunches:
             ctx.tensors[op.scale],
             row_sums(ctx, op.out) if sums else ctx.step,
         )
-        spec = KernelSpec("transform_quant", "transform_quant", tuple(defines.items()))
-        return Launch(spec, (bucket.tokens * cluster, 1, 1), (GROUP, 1, 1), args, overlaps=True)
+        name, grid, block = "transform_quant", bucket.tokens * cluster, GROUP
+        if bucket.tokens > FEW_GROUP_TOKENS[-1] and self._by_rows(op, width, defines.get("HEAD", 32)):
+            units = ceil_div(width, CHUNK)
+            defines["WARPS"] = ceil_div(units, ceil_div(units, ROW_WARPS))
+            name, grid, block = "transform_rows", bucket.tokens, 32 * defines["WARPS"]
+        spec = KernelSpec(name, name, tuple(defines.items()))
+        return Launch(spec, (grid, 1, 1), (block, 1, 1), args, overlaps=True)
+
+    def _by_rows(self, op: Quantising, width: int, head: int) -> bool:
+        """Whether transform_rows, which is faster in steps of many tokens, supports an operation."""
+        return self._tensor_cores and op.transform is not None and width % 32 == head % 32 == 0
 
     def _needs_sums(self, ctx: Context, name: str, bucket: Bucket) -> bool:
         """Whether products of this bucket need sums of the rows of an int8 tensor."""
