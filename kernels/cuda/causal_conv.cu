@@ -1,6 +1,6 @@
 // causal_conv, with SiLU. A thread has a column of TOKENS tokens, and keeps the rows that the next one needs, too. The thread of a
 // sequence's first token has the TAPS - 2 tokens behind it, wherever they are, and the state: it alone reads and writes that.
-__device__ __forceinline__ float silu(float x) { return x / (1.0f + expf(-x)); }
+#include "conv.cuh"
 
 extern "C" __global__ void __launch_bounds__(WG)
 causal_conv(const int *step, int token_seq, int seq_begin, int state_from, int state_to, const float *x, const float *weight,

@@ -1,16 +1,8 @@
 // delta_gates: decays and strengths of the delta rule, from rows of the residual stream. Few tokens have a block for each head of
 // each; more have one for TOKENS of them and ROWS rows of alpha or beta for KSPLIT warps, which share the columns, so that rows of the
 // weights are read less often.
+#include "gates.cuh"
 #define WARPS (WG / WARP)
-
-__device__ __forceinline__ void put_gate(float *out, int row, float dot, const float *bias, const float *rate, int heads) {
-    if (row < heads) {
-        float z = dot + bias[row];
-        out[row] = rate[row] * (fmaxf(z, 0.0f) + log1pf(expf(-fabsf(z))));
-    } else {
-        out[row] = 1.0f / (1.0f + expf(-dot));
-    }
-}
 
 extern "C" __global__ void __launch_bounds__(WG)
 delta_gates(const int *step, const float *x, const float *weight, float eps, const float *alpha, const float *beta,
@@ -21,26 +13,10 @@ delta_gates(const int *step, const float *x, const float *weight, float eps, con
     if (m >= STEP_TOKENS(step)) return;
     const float4 *row = (const float4 *)(x + (size_t)m * width), *gain = (const float4 *)weight;
     const float4 *a = (const float4 *)(alpha + (size_t)h * width), *b = (const float4 *)(beta + (size_t)h * width);
-    float sum = 0.0f, decay = 0.0f, strength = 0.0f;
+    Gates gates;
 #pragma unroll 4
-    for (int i = threadIdx.x; i < width / 4; i += WG) {
-        float4 v = row[i], y = times(v, gain[i]), p = times(y, a[i]), q = times(y, b[i]);
-        sum += squares(v);
-        decay += (p.x + p.y) + (p.z + p.w);
-        strength += (q.x + q.y) + (q.z + q.w);
-    }
-    __shared__ float parts[3][WARPS];
-    sum = warp_reduce<Sum>(sum), decay = warp_reduce<Sum>(decay), strength = warp_reduce<Sum>(strength);
-    if (threadIdx.x % WARP == 0) {
-        int warp = threadIdx.x / WARP;
-        parts[0][warp] = sum, parts[1][warp] = decay, parts[2][warp] = strength;
-    }
-    __syncthreads();
-    if (threadIdx.x >= 2) return;
-    float total = 0.0f, dot = 0.0f;
-    for (int w = 0; w < WARPS; w++) total += parts[0][w], dot += parts[1 + threadIdx.x][w];
-    dot *= 1.0f / sqrtf(total / width + eps);
-    put_gate(out + (size_t)m * 2 * heads, threadIdx.x * heads + h, dot, bias, rate, heads);
+    for (int i = threadIdx.x; i < width / 4; i += WG) gates.add(row[i], gain[i], a[i], b[i]);
+    gates.finish(h, out + (size_t)m * 2 * heads, bias, rate, width, heads, eps);
 }
 
 #if TOKENS

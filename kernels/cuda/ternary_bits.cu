@@ -11,8 +11,9 @@
 // of later ones as places become free. The terms of all groups lie in shared memory, too, where one thread a row adds them in their order.
 //
 // The arguments are those of ternary_decode. INPUT 0: x is int8 with a scale. 1: x is f32: absmax int8 here, in each block. 2: the same after RMSNorm.
-// GLU: rows 0..rows/2-1 of W are gates, the others their ups: a tile is 8 of each and out = act(gate) * up.
+// PAIR: as in pair.cuh. GLU: rows 0..rows/2-1 of W are gates, the others their ups: a tile is 8 of each and out = act(gate) * up.
 #include "hopper.cuh"
+#include "pair.cuh"
 #define STEPS (COLS / 512)
 #define ITERS ((STEPS + KSPLIT - 1) / KSPLIT)
 #define WARPS (TILES * KSPLIT)
@@ -39,7 +40,8 @@ __device__ __forceinline__ void copy_scales(void *to, const void *from) {
 
 extern "C" __global__ void __launch_bounds__(THREADS)
 ternary_bits(const int *step, const void *input, const float *scale, const int *input_sums, const float *norm, float eps,
-             const __grid_constant__ TensorMap codes, const unsigned short *w_scale, float *out, int rows) {
+             const __grid_constant__ TensorMap codes, const unsigned short *w_scale, float *out, int rows
+             PAIR_ARGS(__grid_constant__ TensorMap, unsigned short)) {
     extern __shared__ unsigned char unaligned[];                                       // 1024 bytes to align what follows
     unsigned char *ring = unaligned + (1024 - shared_at(unaligned) % 1024) % 1024;     // [WARPS][DEPTH][ITERS][CODES]
     unsigned char *scale_ring = ring + WARPS * DEPTH * ITERS * CODES;                  // [WARPS][DEPTH][ITERS][SCALES]
@@ -49,6 +51,11 @@ ternary_bits(const int *step, const void *input, const float *scale, const int *
     __builtin_assume(threadIdx.x < THREADS);
     int warp = threadIdx.x / WARP, lane = threadIdx.x % WARP, group = lane / 4, quarter = lane % 4;
     int begin = warp % KSPLIT * ITERS, steps = WHOLE ? ITERS : max(0, min(ITERS, STEPS - begin)), all = (rows + 15) / 16;  // tiles
+#if PAIR
+    int first_tiles = all;
+    all += (rows2 + 15) / 16;
+#endif
+    auto tile_of = [&](int tile) { return OF(tile, tile, tile - first_tiles); };  // in its own matrix
     auto fetch = [&](int tile, int place) {
         place += warp * DEPTH;
         if (lane == 0) {
@@ -59,13 +66,13 @@ ternary_bits(const int *step, const void *input, const float *scale, const int *
                 copy_tile(to, &codes, (begin + i) * 128, tile * 8, full + place);
                 copy_tile(to + CODES / 2, &codes, (begin + i) * 128, rows / 2 + tile * 8, full + place);
 #else
-                copy_tile(to, &codes, (begin + i) * 128, tile * 16, full + place);
+                copy_tile(to, OF(tile, &codes, &codes2), (begin + i) * 128, tile_of(tile) * 16, full + place);
 #endif
             }
         }
         if (lane < 16) {
-            int row = min(GLU ? tile * 8 + lane % 8 + (lane < 8 ? 0 : rows / 2) : tile * 16 + lane, rows - 1);
-            const unsigned short *from = w_scale + (size_t)row * GROUPS + begin * 4;
+            int row = min(GLU ? tile * 8 + lane % 8 + (lane < 8 ? 0 : rows / 2) : tile_of(tile) * 16 + lane, OF(tile, rows, rows2) - 1);
+            const unsigned short *from = OF(tile, w_scale, w_scale2) + (size_t)row * GROUPS + begin * 4;
             unsigned char *to = scale_ring + place * (ITERS * SCALES) + lane * 8;
 #pragma unroll
             for (int i = 0; i < ITERS; i++) {
@@ -142,8 +149,8 @@ ternary_bits(const int *step, const void *input, const float *scale, const int *
     for (int round = 0;; round++) {
         // Another warp adds each time, as the others go on.
         int adder = (threadIdx.x + round % WARPS * WARP) % THREADS, r = adder % 16, t = min(adder / 16, TILES - 1);
-        int row = GLU ? (first + t) * 8 + r % 8 + (r < 8 ? 0 : rows / 2) : (first + t) * 16 + r;
-        bool adds = adder < TILES * 16 && (GLU ? (first + t) * 8 + r % 8 < rows / 2 : row < rows);
+        int row = GLU ? (first + t) * 8 + r % 8 + (r < 8 ? 0 : rows / 2) : tile_of(first + t) * 16 + r;
+        bool adds = adder < TILES * 16 && (GLU ? (first + t) * 8 + r % 8 < rows / 2 : row < OF(first + t, rows, rows2));
 #if ADD
         float old = adds ? out[row] : 0.0f;
 #endif
@@ -208,6 +215,8 @@ ternary_bits(const int *step, const void *input, const float *scale, const int *
             if (adds && r < 8) out[row] = act(value) * up;
 #elif ADD  // the contract rounds this sum separately
             if (adds) out[row] = __fadd_rn(old, value);
+#elif PAIR
+            if (adds) PUT(first + t, 0, row, value);
 #else
             if (adds) out[row] = value;
 #endif

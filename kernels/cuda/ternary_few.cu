@@ -10,6 +10,8 @@
 // GLU: as in ternary_decode, every 16 rows are 8 gates and their 8 ups.
 // GROUP: columns of K that share a scale of a row (64, 128 or 256); 0: one scale for all. Codes are then two's complement, and the products
 // of each group are added, times its scale, to f32 sums, in their order.
+// PAIR: as in pair.cuh.
+#include "pair.cuh"
 #define NT (TOKENS / 8)
 #define THREADS (WARPS * WARP)
 #define SLOTS (WARPS / KSPLIT) /* tiles that a block processes at a time */
@@ -80,7 +82,7 @@ __device__ __forceinline__ void meet(int slot) { asm volatile("bar.sync %0, %1;"
 
 extern "C" __global__ void __launch_bounds__(THREADS)
 ternary_few(const int *step, const signed char *x, const float *scale, const int *sums, const unsigned char *codes, const void *w_scale,
-            float *out, int rows) {
+            float *out, int rows PAIR_ARGS(unsigned char *, void)) {
     extern __shared__ __align__(128) unsigned char memory[];  // [WARPS][DEPTH][STAGE], [TOKENS][X_PITCH]
     signed char *x_shared = (signed char *)memory + WARPS * DEPTH * STAGE;
 #if KSPLIT > 1
@@ -89,6 +91,11 @@ ternary_few(const int *step, const signed char *x, const float *scale, const int
     __builtin_assume(threadIdx.x < THREADS);
     int warp = threadIdx.x / WARP, lane = threadIdx.x % WARP, group = lane / 4, quarter = lane % 4;
     int slot = warp / KSPLIT, part = warp % KSPLIT, all = (rows + 15) / 16, stride = gridDim.x * SLOTS, m0 = blockIdx.y * TOKENS;
+#if PAIR
+    int first_tiles = all;
+    all += (rows2 + 15) / 16;
+#endif
+    auto tile_of = [&](int tile) { return OF(tile, tile, tile - first_tiles); };  // in its own matrix
     int tile = blockIdx.x + gridDim.x * slot;
     unsigned char *ring = memory + warp * DEPTH * STAGE;
 
@@ -96,12 +103,12 @@ ternary_few(const int *step, const signed char *x, const float *scale, const int
     int at = 0, ahead = tile;
     const unsigned char *low_from, *high_from;
     [[maybe_unused]] const unsigned char *scales_from;
-    auto row_of = [&](int tile, int r) { return min(GLU ? tile * 8 + r % 8 + (r < 8 ? 0 : rows / 2) : tile * 16 + r, rows - 1); };
+    auto row_of = [&](int tile, int r) { return min(GLU ? tile * 8 + r % 8 + (r < 8 ? 0 : rows / 2) : tile_of(tile) * 16 + r, OF(tile, rows, rows2) - 1); };
     auto begin = [&] {
-        low_from = codes + (size_t)row_of(ahead, group) * ROW_BYTES + part * 64 + quarter * 16;
-        high_from = codes + (size_t)row_of(ahead, group + 8) * ROW_BYTES + part * 64 + quarter * 16;
+        low_from = OF(ahead, codes, codes2) + (size_t)row_of(ahead, group) * ROW_BYTES + part * 64 + quarter * 16;
+        high_from = OF(ahead, codes, codes2) + (size_t)row_of(ahead, group + 8) * ROW_BYTES + part * 64 + quarter * 16;
 #if GROUP
-        scales_from = (const unsigned char *)w_scale + (size_t)row_of(ahead, lane % 16) * (COUNT * 2) + part * (SUMS * 2);
+        scales_from = (const unsigned char *)OF(ahead, w_scale, w_scale2) + (size_t)row_of(ahead, lane % 16) * (COUNT * 2) + part * (SUMS * 2);
 #endif
     };
     // Rows exchange their halves by their number, so that those of a warp fall into all banks.
@@ -183,7 +190,7 @@ ternary_few(const int *step, const signed char *x, const float *scale, const int
     };
     for (; tile < all; tile += stride) {
         int row[2] = {row_of(tile, group), row_of(tile, group + 8)};
-        bool there[2] = {GLU ? tile * 8 + group < rows / 2 : tile * 16 + group < rows, !GLU && tile * 16 + group + 8 < rows};
+        bool there[2] = {GLU ? tile * 8 + group < rows / 2 : row[0] == tile_of(tile) * 16 + group, !GLU && row[1] == tile_of(tile) * 16 + group + 8};
 #if ADD
         float old[SHARE];
 #pragma unroll
@@ -282,11 +289,13 @@ ternary_few(const int *step, const signed char *x, const float *scale, const int
         for (int i = 0; i < SHARE; i += 1 + GLU) {  // a gate with its up
             int m = token_of(i), half = (part * SHARE + i) % 2;
             if (m >= tokens || !(half ? there[1] : there[0])) continue;
-            float *to = out + (size_t)(m0 + m) * (GLU ? rows / 2 : rows) + (half ? row[1] : row[0]);
+            [[maybe_unused]] float *to = out + (size_t)(m0 + m) * (GLU ? rows / 2 : rows) + (half ? row[1] : row[0]);
 #if GLU
             *to = act(value(i, 0)) * value(i + 1, 1);
 #elif ADD  // the contract rounds this sum separately
             *to = __fadd_rn(old[i], value(i, half));
+#elif PAIR
+            PUT(tile, m0 + m, half ? row[1] : row[0], value(i, half));
 #else
             *to = value(i, half);
 #endif

@@ -4,11 +4,20 @@
 //
 // An element's lowest two bits are its place in a vector, the next five its lane, the next three its warp. Blocks of a transform lie
 // within 1,024 elements; its steps over bits of the warp are products with all vectors that differ in them, from shared memory.
+//
+// GATES: more blocks, behind those of TOKENS rows, have delta_gates of the same rows and norm: a block a head of a token.
 #if KIND == 2
 #include "gate.cuh"
 #endif
+#if GATES
+#include "gates.cuh"
+#define GATES_ARGS , const float *alpha, const float *beta, const float *bias, const float *rate, float *gates, int heads
+#else
+#define GATES_ARGS
+#endif
 #define CHUNK (4 * WG)
 #define CHUNKS ((DIM + CHUNK * CLUSTER - 1) / (CHUNK * CLUSTER))
+#define CHUNKS_OF_ROW ((DIM + CHUNK - 1) / CHUNK)
 #define AHEAD 6 /* as many have their signs and gains fetched before the row is there: more need too many registers */
 #define WARPS (WG / WARP)
 #define LANES (BLOCK >= 4 * WARP ? WARP : BLOCK / 4)  /* that a transform spans */
@@ -53,7 +62,29 @@ __device__ __forceinline__ float4 transformed(float4 v, float4 (&tile)[WG]) {
 
 extern "C" __global__ void IN_CLUSTER __launch_bounds__(WG)
 transform_quant(const int *step, const float *x, const float *other, const float *weight, const float *signs, float eps,
-                signed char *out, float *scale, int *sums) {
+                signed char *out, float *scale, int *sums GATES_ARGS) {
+#if GATES
+    if (blockIdx.x >= TOKENS * CLUSTER) {
+        int h = (blockIdx.x - TOKENS * CLUSTER) % heads, token = (blockIdx.x - TOKENS * CLUSTER) / heads;
+        float4 gain[CHUNKS_OF_ROW], a[CHUNKS_OF_ROW], b[CHUNKS_OF_ROW];
+#pragma unroll
+        for (int i = 0; i < CHUNKS_OF_ROW; i++) {
+            int at = threadIdx.x + i * WG;
+            gain[i] = vector_or_zero(weight, at, DIM);
+            a[i] = vector_or_zero(alpha + (size_t)h * DIM, at, DIM), b[i] = vector_or_zero(beta + (size_t)h * DIM, at, DIM);
+        }
+        start_dependents();
+        wait_for_before();
+        if (token >= STEP_TOKENS(step)) return;
+        Gates found;
+#pragma unroll
+        for (int i = 0; i < CHUNKS_OF_ROW; i++) {
+            found.add(vector_or_zero(x + (size_t)token * DIM, threadIdx.x + i * WG, DIM), gain[i], a[i], b[i]);
+        }
+        found.finish(h, gates + (size_t)token * 2 * heads, bias, rate, DIM, heads, eps);
+        return;
+    }
+#endif
     __shared__ __align__(16) float4 tiles[2][WG];
     __shared__ float2 parts[WARPS];
 #if CLUSTER > 1

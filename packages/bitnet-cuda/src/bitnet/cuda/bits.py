@@ -8,6 +8,7 @@ from bitnet.core.gpu import Buffer, Context, KernelSpec, Launch, TernaryBuffer
 from bitnet.core.gpu.ops import ceil_div
 from bitnet.core.gpu.ops.products import ProductInput, product_args, product_defines
 from bitnet.core.hal import TernaryMatmul
+from bitnet.cuda.pairs import Pair
 from bitnet.cuda.tiles import ALIGNMENT, PANEL, TiledMatrix
 from bitnet.cuda.weights import ternary
 
@@ -77,9 +78,16 @@ def _shape(w: TernaryBuffer, tiles: int, warps: int, multiprocessors: int) -> Bi
 
 
 def bits_product(
-    ctx: Context, op: TernaryMatmul, source: ProductInput, out: Buffer, activation: str, shape: BitsShape
+    ctx: Context,
+    op: TernaryMatmul,
+    source: ProductInput,
+    out: Buffer,
+    activation: str,
+    shape: BitsShape,
+    pair: Pair | None = None,
 ) -> Launch:
-    """A product of one token, with the operations before and after it that ``source`` and ``activation`` name."""
+    """A product of one token, with the operations before and after it that ``source`` and ``activation`` name, or with
+    the other one of a pair."""
     w = ternary(ctx, op.weights)
     defines = {
         "COLS": w.cols,
@@ -88,9 +96,15 @@ def bits_product(
         "DEPTH": shape.depth,
         "INPUT": source.kind,
         **product_defines(op, activation),
+        **(pair.defines if pair else {}),
     }
-    codes = TiledMatrix(w.codes, w.rows, w.row_bytes, ROWS // 2 if activation else ROWS, PANEL)
+    tile_rows = ROWS // 2 if activation else ROWS
+    codes = TiledMatrix(w.codes, w.rows, w.row_bytes, tile_rows, PANEL)
     args = product_args(ctx, op, source, out)
+    args = (*args[:6], codes, *args[7:])
+    if pair:
+        second = pair.second
+        args = (*args, *pair.args(TiledMatrix(second.codes, second.rows, second.row_bytes, tile_rows, PANEL)))
     spec = KernelSpec("ternary_bits", "ternary_bits", tuple(defines.items()))
     grid, block = (shape.blocks, 1, 1), (32 * shape.tiles * shape.split, 1, 1)
-    return Launch(spec, grid, block, (*args[:6], codes, *args[7:]), shape.shared, overlaps=True)
+    return Launch(spec, grid, block, args, shape.shared, overlaps=True)

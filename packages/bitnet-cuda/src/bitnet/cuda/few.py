@@ -8,6 +8,7 @@ from bitnet.core.gpu import Buffer, Context, KernelSpec, Launch, TernaryBuffer
 from bitnet.core.gpu.ops import ceil_div
 from bitnet.core.gpu.ops.products import product_defines, tiled_args
 from bitnet.core.hal import TernaryMatmul
+from bitnet.cuda.pairs import Pair
 from bitnet.cuda.weights import ternary
 
 ROWS, STEP = 16, 256
@@ -83,8 +84,16 @@ def _shared(w: TernaryBuffer, tokens: int, warps: int, split: int, depth: int) -
     return tokens * (steps * STEP + 32) + warps * (depth * stage + (passed if split > 1 else 0))
 
 
-def few_product(ctx: Context, op: TernaryMatmul, tokens: int, out: Buffer, activation: str, shape: FewShape) -> Launch:
-    """A product, with the activation after it that ``activation`` names."""
+def few_product(
+    ctx: Context,
+    op: TernaryMatmul,
+    tokens: int,
+    out: Buffer,
+    activation: str,
+    shape: FewShape,
+    pair: Pair | None = None,
+) -> Launch:
+    """A product, with the activation after it that ``activation`` names, or with the other one of a pair."""
     w = ternary(ctx, op.weights)
     defines = {
         "COLS": w.cols,
@@ -96,7 +105,9 @@ def few_product(ctx: Context, op: TernaryMatmul, tokens: int, out: Buffer, activ
         "DEPTH": shape.depth,
         **product_defines(op, activation),
         **w.defines,
+        **(pair.defines if pair else {}),
     }
+    args = (*tiled_args(ctx, op, out), *(pair.args(pair.second.codes) if pair else ()))
     spec = KernelSpec("ternary_few", "ternary_few", tuple(defines.items()))
     grid, block = (shape.blocks, ceil_div(tokens, shape.tokens), 1), (32 * shape.warps, 1, 1)
-    return Launch(spec, grid, block, tiled_args(ctx, op, out), shape.shared, overlaps=True)
+    return Launch(spec, grid, block, args, shape.shared, overlaps=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import numpy as np
 
@@ -15,6 +16,7 @@ from bitnet.core.gpu.ops.scaled import group_product
 from bitnet.core.hal import DenseMatmul, TernaryMatmul
 from bitnet.cuda.bits import bits_product, bits_shape
 from bitnet.cuda.few import FewShape, few_product, few_shape
+from bitnet.cuda.pairs import Pair
 from bitnet.cuda.tiles import ALIGNMENT, MANY_TOKENS, PANEL, TILES, ProductTile, TiledMatrix, group_tile, product_tile
 from bitnet.cuda.weights import ternary
 
@@ -216,6 +218,16 @@ class Products:
         spec = KernelSpec("ternary_decode", "ternary_decode", tuple(defines.items()))
         shared = _decode_shared(w, bucket.tokens, tiles)
         return Launch(spec, grid, (32 * tiles * split, 1, 1), args, shared=shared, overlaps=True)
+
+    def pair(self, ctx: Context, op: TernaryMatmul, bucket: Bucket, pair: Pair) -> Launch | None:
+        """The product ``op`` of few tokens together with another, or None if no kernel takes both."""
+        both = replace(pair.first, rows=pair.first.rows + pair.second.rows)
+        if self._wgmma and bucket.tokens == 1 and (bits := bits_shape(both, self._multiprocessors, self._shared)):
+            source = ProductInput(ctx.tensors[op.x], scale=ctx.tensors[op.scale])
+            return bits_product(ctx, op, source, pair.convolved, "", bits, pair)
+        if few := self._few(both, bucket.tokens):
+            return few_product(ctx, op, bucket.tokens, pair.convolved, "", few, pair)
+        return None
 
     def decodes(self, w: TernaryBuffer, bucket: Bucket) -> bool:
         """Whether ternary_decode supports a product of so many tokens."""

@@ -7,7 +7,8 @@ from dataclasses import replace
 
 import numpy as np
 
-from bitnet.core.gpu import Bucket, Buffer, Context, Dispatch, KernelSpec, Launch
+from bitnet.core.gpu import Arg, Bucket, Buffer, Context, Dispatch, KernelSpec, Launch
+from bitnet.core.gpu.fusions import RecurrentInputs
 from bitnet.core.gpu.ops import RowOps, ceil_div
 from bitnet.core.gpu.ops.products import row_sums
 from bitnet.core.gpu.ops.recurrent import Quantising, Transforming
@@ -23,7 +24,16 @@ from bitnet.core.hal import (
     NormRows,
     TernaryMatmul,
 )
-from bitnet.cuda.products import CLUSTERS, FEW_GROUP_TOKENS, MAX_CLUSTER, TENSOR_CORES, Products, shared_bytes
+from bitnet.cuda.pairs import pair_of
+from bitnet.cuda.products import (
+    CLUSTERS,
+    DECODE_TOKENS,
+    FEW_GROUP_TOKENS,
+    MAX_CLUSTER,
+    TENSOR_CORES,
+    Products,
+    shared_bytes,
+)
 from bitnet.cuda.weights import ternary
 
 GROUP = 256
@@ -36,6 +46,13 @@ ROW_WARPS = 10
 """Maximum warps of a block of transform_rows, for their shared memory."""
 MAX_HEAD = 128
 """Maximum elements of a head that transform_quant normalises: those of a warp."""
+GATES_WITH_NORM = True
+"""Whether steps of few tokens compute decays and strengths in the launch that norms the same rows."""
+INPUTS_AT_ONCE = True
+"""Whether such steps multiply both matrices of a recurrent layer's inputs in one launch, which convolves the first
+one's results."""
+MAX_GATES_WIDTH = 6 * CHUNK
+"""Maximum width of rows whose norm and gates are one launch: more need too many registers."""
 CONV_TOKENS = (1, 8)
 """Tokens of a thread of causal_conv, in steps of few tokens and of many."""
 GATE_TOKENS = 8
@@ -79,6 +96,7 @@ class RecurrentLaunches:
             DeltaGates: self.delta_gates,
             GatedQuant: self.quantised,
             Transformed: self.quantised,
+            RecurrentInputs: self.inputs,
         }
 
     def _overlapping(self, ctx: Context, op: CausalConv | DeltaGates | DeltaRule, bucket: Bucket) -> list[Launch]:
@@ -89,6 +107,25 @@ class RecurrentLaunches:
         each = CONV_TOKENS[bucket.tokens > FEW_GROUP_TOKENS[-1]]
         kernel = replace(launch.kernel, defines=(*launch.kernel.defines, ("TOKENS", each)))
         return [replace(launch, kernel=kernel, grid=(launch.grid[0], ceil_div(bucket.tokens, each), 1))]
+
+    def inputs(self, ctx: Context, group: RecurrentInputs, bucket: Bucket) -> list[Launch] | None:
+        """What a recurrent layer computes before the delta rule, in two launches where they support its shape."""
+        norm, gates = group.norm, group.gates
+        if bucket.tokens > DECODE_TOKENS or norm.transform is None or norm.weight is None or not self.fits(ctx, norm):
+            return None
+        together = GATES_WITH_NORM and ctx.shape(norm.x)[1] <= MAX_GATES_WIDTH
+        pair = pair_of(ctx, group) if INPUTS_AT_ONCE else None
+        product = self._products.pair(ctx, group.mixed, bucket, pair) if pair else None
+        if not together and product is None:
+            return None
+        made = [self.transform(ctx, norm, bucket, gates=gates if together else None)]
+        if not together:
+            made += self.delta_gates(ctx, gates, bucket)
+        if product is not None:
+            return [*made, product]
+        for op in (group.mixed, group.gate):
+            made += self._products.ternary_matmul(ctx, op, bucket)
+        return [*made, *self.causal_conv(ctx, group.conv, bucket)]
 
     def delta_gates(self, ctx: Context, op: DeltaGates, bucket: Bucket) -> list[Launch]:
         (launch,) = self._overlapping(ctx, op, bucket)
@@ -157,11 +194,20 @@ class RecurrentLaunches:
         head = ctx.program.weights[op.weight].shape[0] if isinstance(op, GatedQuant) and op.weight else 4
         return head & (head - 1) == 0 and 4 <= head <= MAX_HEAD and ctx.shape(op.out)[1] <= MAX_CHUNKS * CHUNK
 
-    def transform(self, ctx: Context, op: Quantising, bucket: Bucket, product: Buffer | None = None) -> Launch:
-        """The launch of transform_quant.
+    def transform(
+        self,
+        ctx: Context,
+        op: Quantising,
+        bucket: Bucket,
+        product: Buffer | None = None,
+        gates: DeltaGates | None = None,
+    ) -> Launch:
+        """The launch of transform_quant or transform_rows.
 
         Args:
             product: ``act(gate) · up`` of a :class:`GluNormQuant`, if another kernel has computed it.
+            gates: Decays and strengths of the same rows with the same norm, to compute in the same launch, of few
+                tokens.
         """
         width, weight, transform = ctx.shape(op.out)[1], op.weight, op.transform
         kind, x, gate = 0, product, ctx.step
@@ -191,7 +237,7 @@ class RecurrentLaunches:
         elif isinstance(op, GatedQuant):
             head = width if weight is None else ctx.program.weights[weight].shape[0]
             defines |= {"SILU": int(op.activation == "silu"), "HEAD": head, "UNTILE": op.untile}
-        args = (
+        args: tuple[Arg, ...] = (
             ctx.step,
             x,
             gate,
@@ -207,6 +253,12 @@ class RecurrentLaunches:
             units = ceil_div(width, CHUNK)
             defines["WARPS"] = ceil_div(units, ceil_div(units, ROW_WARPS))
             name, grid, block = "transform_rows", bucket.tokens, 32 * defines["WARPS"]
+        elif gates is not None:
+            heads = ctx.program.weights[gates.alpha].shape[0]
+            defines |= {"GATES": 1, "TOKENS": bucket.tokens}
+            named = (ctx.dense(weight).data for weight in (gates.alpha, gates.beta, gates.bias, gates.rate))
+            args = (*args, *named, ctx.tensors[gates.out], np.int32(heads))
+            grid += ceil_div(heads * bucket.tokens, cluster) * cluster
         spec = KernelSpec(name, name, tuple(defines.items()))
         return Launch(spec, (grid, 1, 1), (block, 1, 1), args, overlaps=True)
 

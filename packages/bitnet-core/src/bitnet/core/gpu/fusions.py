@@ -14,6 +14,8 @@ from bitnet.core.gpu.context import Bucket
 from bitnet.core.gpu.ops.variants import ExpertGlu, Transformed
 from bitnet.core.hal import (
     Attention,
+    CausalConv,
+    DeltaGates,
     DenseMatmul,
     ExpertMatmul,
     GluNormQuant,
@@ -220,6 +222,28 @@ class ExpertFeedForward(Fusion):
 
 
 @dataclass(frozen=True, slots=True)
+class RecurrentInputs(Fusion):
+    """What a recurrent layer computes from its rows before the delta rule: their norm, two products of it, the first of
+    which is convolved, and the decays and strengths. For steps in which each token is a sequence of its own."""
+
+    norm: NormQuant
+    mixed: TernaryMatmul
+    gate: TernaryMatmul
+    gates: DeltaGates
+    conv: CausalConv
+    KEPT = ("gate", "gates", "conv")
+    TAKES = (Transformed,)
+    CHAINED = False
+
+    def fits(self, bucket: Bucket) -> bool:
+        norm, mixed, gate, gates = self.norm, self.mixed, self.gate, self.gates
+        rows = (norm.x, norm.weight, norm.eps) == (gates.x, gates.weight, gates.eps)
+        products = (mixed.x, mixed.scale) == (gate.x, gate.scale) == (norm.out, norm.scale)
+        plain = not mixed.add and not gate.add and mixed.column is None and gate.column is None
+        return bucket.apart and rows and products and plain and self.conv.x == mixed.out != gate.out
+
+
+@dataclass(frozen=True, slots=True)
 class Layer(Fusion):
     """A whole layer, whose products ``o`` and ``down`` add to the tensor that its norms read."""
 
@@ -249,6 +273,7 @@ class Layer(Fusion):
 FUSIONS: tuple[type[Fusion], ...] = (
     Layer,
     ExpertFeedForward,
+    RecurrentInputs,
     RopeAttentionProduct,
     FeedForward,
     NormChoice,
