@@ -26,6 +26,7 @@ from bitnet.core.hal import (
     Step,
     StepLayout,
     TernaryMatmul,
+    Transform,
     Weight,
     run,
 )
@@ -35,9 +36,11 @@ from bitnet.core.testing.cases import needs
 from bitnet.core.testing.experts import Mixture, choices
 from bitnet.core.testing.linear import Grouped, check_groups
 from bitnet.core.testing.norms import check_codes
-from bitnet.core.testing.recurrent import Delta
-from bitnet.core.testing.rig import assert_within, dense, random_ternary, tensor, ternary, tokens
+from bitnet.core.testing.recurrent import Conv, Delta
+from bitnet.core.testing.recurrent_inputs import Inputs, check_inputs
+from bitnet.core.testing.rig import assert_same_bits, assert_within, dense, random_ternary, tensor, ternary, tokens
 from bitnet.core.testing.tables import Table, check_head
+from bitnet.core.testing.transforms import Blocks, random_signs
 from bitnet.cuda.attention import FAR
 from bitnet.cuda.backend import BACKEND
 
@@ -213,6 +216,81 @@ class TestConformance(ConformanceSuite):
         """Whole and ragged chunks, beside sequences of few tokens; five value heads of a key head; ragged columns."""
         self.test_delta_rule(device, rng, shape)
 
+    @needs(STATES)
+    @pytest.mark.parametrize(
+        "case",
+        [
+            Inputs(1, 512, 96, 40, 3),
+            Inputs(1, 5120, 10240, 6144, 48, block=1024),
+            Inputs(3, 1536, 64, 5, 4, block=512),
+            Inputs(5, 1024, 48, 33, 7, block=1024),
+            Inputs(7, 768, 64, 64, 3, group=64, block=256),
+            Inputs(8, 5120, 10240, 6144, 48, block=1024),
+            Inputs(8, 512, 100, 70, 5, taps=3),
+        ],
+        ids=str,
+    )
+    def test_inputs_of_a_recurrent_layer(self, device: Device, rng: np.random.Generator, case: Inputs) -> None:
+        """Norm with gates, and both products with the convolution, in a launch each; and where they need more."""
+        check_inputs(device, rng, case)
+
+    @needs(STATES)
+    @pytest.mark.parametrize("shape", [(9, 3, 36), (61, 48, 644), (65, 7, 132), (200, 33, 2564)], ids=str)
+    def test_delta_gates_of_many_tokens(
+        self, device: Device, rng: np.random.Generator, shape: tuple[int, int, int]
+    ) -> None:
+        """Tiles of tokens and heads, ragged in both; columns for eight warps, or for one."""
+        self.test_delta_gates(device, rng, shape)
+
+    @needs(STATES)
+    @pytest.mark.parametrize("case", [Conv(36, 4, 200), Conv(260, 2, 129), Conv(1028, 8, 300), Conv(4, 5, 90)], ids=str)
+    def test_causal_conv_of_many_tokens(self, device: Device, rng: np.random.Generator, case: Conv) -> None:
+        """Several tokens of a thread, of one sequence and of two."""
+        self.test_causal_conv(device, rng, case)
+
+    @needs(STATES)
+    @pytest.mark.parametrize("normed", [True, False], ids=["norm", "plain"])
+    @pytest.mark.parametrize(
+        "case", [Blocks(65, 1, 1024), Blocks(70, 37, 32), Blocks(100, 11, 256), Blocks(66, 17, 1024)], ids=str
+    )
+    def test_transforms_of_many_rows(
+        self, device: Device, rng: np.random.Generator, case: Blocks, normed: bool
+    ) -> None:
+        """One unit of 1,024 elements and several, as many as warps and fewer, the last one ragged."""
+        self.test_norm_quant_of_a_transform(device, rng, case, normed)
+        self.test_glu_norm_quant_of_a_transform(device, rng, case, "silu")
+
+    @needs(STATES)
+    @pytest.mark.parametrize("shape", [(65, 6, 32), (70, 24, 64), (66, 12, 128)], ids=str)
+    def test_gated_quant_of_many_rows(
+        self, device: Device, rng: np.random.Generator, shape: tuple[int, int, int]
+    ) -> None:
+        self.test_gated_quant(device, rng, shape, True, "silu")
+        self.test_gated_quant(device, rng, shape, False, "sigmoid")
+
+    @needs(STATES)
+    @pytest.mark.parametrize("group", [None, 64, 128], ids=str)
+    @pytest.mark.parametrize(("m", "k", "block"), [(65, 2176, 128), (200, 5120, 1024)])
+    def test_products_of_many_transformed_rows(
+        self, device: Device, rng: np.random.Generator, m: int, k: int, block: int, group: int | None
+    ) -> None:
+        """The bits of a product, for which the quantisation finds sums of rows or their greatest sum of a group."""
+        units = rng.uniform(0.01, 0.1, (130, k // group)).astype(np.float16) if group else 0.0625
+        w = random_ternary(rng, 130, k)
+        specs = [tensor("x", "f32", "M", k), tensor("q", "i8", "M", k), tensor("s", "f32", "M")]
+        specs.append(tensor("out", "f32", "M", 130))
+        weights: dict[str, Weight] = {"w": ternary(w, units), "signs": dense(random_signs(rng, k))}
+        transform = Transform(block, "signs")
+        ops: list[Op] = [NormQuant("x", None, 0.0, "q", "s", transform), TernaryMatmul("q", "s", ("w",), "out")]
+        limits = Limits(m + 3)
+        x = rng.standard_normal((m, k)) * 10.0 ** rng.uniform(-2, 0, (m, k))
+        with closing(device.compile(Program(ops, {s.name: s for s in specs}, weights, limits))) as executable:
+            executable.write("x", x.astype(np.float32))
+            run(executable, Step(StepLayout(limits), tokens(m)))
+            codes, scale, out = (executable.read(name, m) for name in ("q", "s", "out"))
+        multiply: Any = oracle.group_matmul if group else oracle.ternary_matmul
+        assert_same_bits("out", out, multiply(codes, scale, [(w, units)]))
+
     @pytest.mark.parametrize(
         ("m", "n", "k"),
         [
@@ -250,6 +328,7 @@ class TestConformance(ConformanceSuite):
             Grouped(1, (5120,), 17408, 128, add=True),
             Grouped(5, (5,), 256, 128),
             Grouped(8, (2001, 70), 2560, 64, add=True),
+            Grouped(7, (5120,), 17408, 128, add=True),
             Grouped(9, (4000,), 1280, 128),
             Grouped(16, (3000, 1000), 4096, 128, add=True),
             Grouped(21, (17000,), 768, 64),
@@ -274,6 +353,20 @@ class TestConformance(ConformanceSuite):
     def test_groups(self, device: Device, rng: np.random.Generator, shape: Grouped) -> None:
         """One token, few and many: one tile and several for a warp or block, all of them on their way at once or not,
         ragged rows, odd numbers of groups, too long a row."""
+        check_groups(device, rng, shape)
+
+    @pytest.mark.parametrize(
+        "shape",
+        [
+            Grouped(17, (4003,), 640, 128),
+            Grouped(31, (2500, 13), 1408, 128, add=True),
+            Grouped(40, (20001,), 640, 64),
+            Grouped(64, (71,), 1280, 128, add=True),
+        ],
+        ids=str,
+    )
+    def test_groups_in_small_tiles(self, device: Device, rng: np.random.Generator, shape: Grouped) -> None:
+        """Tiles of each number of tokens from 16 to 64 where there are such: ragged in rows, tokens and groups."""
         check_groups(device, rng, shape)
 
     @pytest.mark.parametrize("norm", [False, True], ids=["quantise", "norm"])
@@ -311,6 +404,9 @@ class TestConformance(ConformanceSuite):
             (1, 13004, 128),
             (5, 132, 64),
             (8, 2604, 128),
+            (8, 17408, 128),
+            (23, 2604, 128),
+            (32, 13004, 64),
             (16, 13004, 128),
             (37, 13004, 64),
             (9, 2604, 256),

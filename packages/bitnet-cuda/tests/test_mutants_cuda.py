@@ -55,7 +55,11 @@ KEYS = "test_attention_to_keys_with_a_rotated_part and f16"
 WHOLE, PAIRS = "test_a_hybrid_model and not numpy", "test_rope_of_a_part"
 WAIT, INNER = "\n        __syncthreads();", "half *= 2) {\n        __syncthreads();"
 STRENGTHS = "strengths[t] = gate[HEADS + h];\n        }"
-PARTS = "parts[2][warp] = strength;\n    }\n    __syncthreads();"
+PARTS = "parts[2][warp] = strength;\n        }\n        __syncthreads();"
+INPUTS, WIDE_GATES = "test_inputs_of_a_recurrent_layer and not 5120", "test_delta_gates_of_many"
+UNITS, WIDE_CONV, FEW = "test_transforms_of_many", "test_causal_conv_of_many", "test_groups_in_small_tiles"
+OWN_LARGEST = "if (lane == 0) parts[warp] = make_float2(sum, largest);\n    __syncthreads();"
+OWN_DOTS = "parts[warp][t][r] = dot;\n        }\n    }\n    __syncthreads();"
 LARGEST = "make_float2(sum, largest);\n    __syncthreads();"
 RING = "copies_wait<STAGES - 1>();"
 RECURRENT = (
@@ -78,6 +82,27 @@ RECURRENT = (
     ),
     Mutant("gates: another head's", "(alpha + (size_t)h * width)", "(alpha)", GATES),
     Mutant("gates: sums that nobody waits for", PARTS, PARTS[: PARTS.rindex("\n")], GATES),
+    Mutant("gates: a tile's last row", "first + r < 2 * heads)", "first + r < 2 * heads - 1)", WIDE_GATES),
+    Mutant("gates: the first head's rows", "beta) + (size_t)(row % heads) * width", "beta)", WIDE_GATES),
+    Mutant("gates: dots that nobody waits for", OWN_DOTS, OWN_DOTS[: OWN_DOTS.rindex("\n")], WIDE_GATES),
+    Mutant("conv: rows of another sequence", "there = false;\n        if", "if", WIDE_CONV),
+    Mutant("conv: rows one too late", "x[(size_t)(m - TAPS + 1 + j)", "x[(size_t)(m - TAPS + 2 + j)", WIDE_CONV),
+    Mutant("rows: the last codes", "if (first + i * 16 + 16 <= DIM)", "if (first + i * 16 + 16 < DIM)", UNITS),
+    Mutant("rows: the first unit's signs", "signs[place(i)]", "signs[i * WARP + lane]", f"{UNITS} and 1024"),
+    Mutant(
+        "rows: a greatest that nobody waits for",
+        OWN_LARGEST,
+        OWN_LARGEST[: OWN_LARGEST.rindex("\n")],
+        f"{UNITS} and 1024",
+    ),
+    Mutant("tiles: a token too many", "if (m >= rows || n", "if (m >= rows + 1 || n", FEW),
+    Mutant("tiles: the first row's scales", "min(n_low, rows - 1) * pitch", "0 * pitch", FEW),
+    Mutant("tiles: results that nobody waits for", "barrier_wait(made + which, parity);", "", FEW),
+    Mutant("pair: a state that stays", "* channels + c] = rows[j + 1];", "* channels + c] = rows[j];", INPUTS),
+    Mutant("pair: the first sequence's state", "step[token_seq + (m)]", "step[token_seq]", INPUTS),
+    Mutant("pair: scales of the first matrix", "w_scale, w_scale2)", "w_scale, w_scale)", INPUTS),
+    Mutant("pair: the second matrix's last tile", "all += (rows2 + 15) / 16;", "all += rows2 / 16;", INPUTS),
+    Mutant("norm and gates: the first token's row", "x + (size_t)token * DIM", "x", INPUTS),
     Mutant("transform: pairs that nobody waits for", INNER, "half *= 2) {", ROWS),
     Mutant("transform: signs of the first block", "signs + blockIdx.x * BLOCK;", "signs;", f"{ROWS} and block32"),
     Mutant("transform: the first vector's signs", "(signs, index(i), DIM)", "(signs, threadIdx.x % 8, DIM)", NORM),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import product
 from typing import NamedTuple
 
 from bitnet.core.gpu import Buffer, Context, KernelSpec, Launch, TernaryBuffer
@@ -22,8 +23,12 @@ X_BYTES, MANY_X_BYTES = 72 * 1024, 96 * 1024
 smaller of :data:`TOKENS` may have more."""
 WARPS = 12
 """Warps of a block in which each tile has one warp. With fewer tiles, the other warps help fetch activations."""
-SPLIT_WARPS = {8: 16, 16: 12}
-"""Warps of a block in which several warps share a tile, by the block's tokens."""
+MAX_ROUND_WARPS = 20
+"""Maximum warps of a block of 8 tokens that has so many tiles, one for each; 0: no block has more than ``WARPS`` for
+this. Not measured."""
+SPLIT_WARPS = {8: (16, 12), 16: (12,)}
+"""Choices for the warps of a block in which several warps share a tile, by the block's tokens: the first that fits. The
+second one for 8 tokens was not measured."""
 SPLITS = {4: 4, 8: 2}
 """Number of warps that share a tile, by the maximum tiles of the block."""
 DEPTHS = (4, 3, 2)
@@ -67,12 +72,13 @@ def few_shape(w: TernaryBuffer, tokens: int, multiprocessors: int, most: int, *,
         wanted = next((split for most_tiles, split in SPLITS.items() if ceil_div(tiles, blocks) <= most_tiles), 1)
         while (w.group is not None and steps % wanted) or (glu and wanted > each // 4):  # a warp has a gate with its up
             wanted //= 2
-        for split in dict.fromkeys((wanted, 1)):
-            warps = WARPS if split == 1 else SPLIT_WARPS[each]
-            for depth in DEPTHS:
-                shared = _shared(w, each, warps, split, depth)
-                if shared <= most:
-                    return FewShape(each, warps, split, depth, blocks, shared)
+        one = ceil_div(tiles, blocks)
+        alone = one if each == min(TOKENS) and WARPS < one <= MAX_ROUND_WARPS else WARPS
+        choices = [(wanted, warps) for warps in SPLIT_WARPS[each]] if wanted > 1 else []
+        for (split, warps), depth in product((*choices, (1, alone), (1, WARPS)), DEPTHS):
+            shared = _shared(w, each, warps, split, depth)
+            if shared <= most:
+                return FewShape(each, warps, split, depth, blocks, shared)
     return None
 
 
