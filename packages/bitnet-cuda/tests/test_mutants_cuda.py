@@ -95,7 +95,7 @@ RECURRENT = (
         OWN_LARGEST[: OWN_LARGEST.rindex("\n")],
         f"{UNITS} and 1024",
     ),
-    Mutant("tiles: a token too many", "if (m >= rows || n", "if (m >= rows + 1 || n", FEW),
+    Mutant("tiles: the last token", "if (m >= rows || n", "if (m >= rows - 1 || n", FEW),
     Mutant("tiles: the first row's scales", "min(n_low, rows - 1) * pitch", "0 * pitch", FEW),
     Mutant("tiles: results that nobody waits for", "barrier_wait(made + which, parity);", "", FEW),
     Mutant("pair: a state that stays", "* channels + c] = rows[j + 1];", "* channels + c] = rows[j];", INPUTS),
