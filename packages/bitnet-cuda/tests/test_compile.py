@@ -225,9 +225,34 @@ def test_a_hybrid_layer_takes_one_launch_for_each_transform() -> None:
     for tokens in (1, 8, 1024):
         made = lower(context, Bucket(tokens, 1, 192), CudaOps(132, (9, 0)).lowering().table)
         files = [launch.kernel.file for launch in made]
-        assert files.count("transform_quant") == 4 * 3
+        assert files.count("transform_rows" if tokens > 64 else "transform_quant") == 4 * 3
         assert files.count("hadamard") == 2  # of the embedding and of the head
         assert not {"norm_values", "glu_values", "gated_values", "glu_norm_quant"} & {*files}
+
+
+@pytest.mark.parametrize("tokens", [1, 5, 8])
+def test_a_recurrent_layer_takes_nine_launches(tokens: int) -> None:
+    """Decays and strengths with the norm of their rows, and both products with the convolution."""
+    program = hybrid_program(np.random.default_rng(), HYBRIDS["wide"], LIMITS)
+    context = Context(NoDevice(), program, StepLayout(LIMITS))  # type: ignore[arg-type]
+    made = lower(context, Bucket(tokens, 0, 192, apart=True), CudaOps(132, (9, 0)).lowering().table)
+    product = "ternary_bits" if tokens == 1 else "ternary_few"
+    mixing = ["transform_quant", product, "delta_rule", "transform_quant", product]
+    layer = [*mixing, "transform_quant", product, "transform_quant", product]
+    assert [launch.kernel.file for launch in made][2:20] == 2 * layer
+    assert [launch.kernel.file for launch in made][:2] == ["table_embed", "hadamard"]
+
+
+@pytest.mark.parametrize("tokens", [2, 9, 64])
+def test_sequences_of_several_tokens_are_convolved_apart(tokens: int) -> None:
+    """And so are those of steps that are too large for it, or too small for the kernel of five to eight tokens."""
+    program = hybrid_program(np.random.default_rng(), HYBRIDS["wide"], LIMITS)
+    context = Context(NoDevice(), program, StepLayout(LIMITS))  # type: ignore[arg-type]
+    for apart in (False, True):
+        made = lower(context, Bucket(tokens, 0, 192, apart=apart), CudaOps(132, (9, 0)).lowering().table)
+        assert [launch.kernel.file for launch in made].count("causal_conv") == 2
+        gates = [launch.kernel.file for launch in made].count("delta_gates")
+        assert gates == (0 if apart and tokens <= 8 else 2)
 
 
 @pytest.mark.parametrize("context", [4096, 32768])

@@ -27,7 +27,7 @@ FEW_TOKENS = range(9, 65)
 FEW_GROUP_TOKENS = range(5, 65)
 """The same for weights with a scale for each group of columns."""
 FEW_TILES = 16
-"""Maximum tokens of such weights that ternary_few multiplies where ternary_group_tiles can."""
+"""Maximum tokens of such weights that other kernels multiply where ternary_group_tiles can. Not measured."""
 GEMV_ROWS = 4
 LANES, TILE_M, TILE_N, TILE_GROUP = 32, 32, 64, 256
 """Sizes of the tiled product, as in its source."""
@@ -231,7 +231,8 @@ class Products:
 
     def decodes(self, w: TernaryBuffer, bucket: Bucket) -> bool:
         """Whether ternary_decode supports a product of so many tokens."""
-        few = self._tensor_cores and bucket.tokens <= DECODE_TOKENS and not self._few(w, bucket.tokens)
+        few = self._tensor_cores and bucket.tokens <= DECODE_TOKENS
+        few = few and not (self._few(w, bucket.tokens) or self._in_tiles(w, bucket.tokens))
         few = few and (w.group is None or (w.group in MMA_GROUPS and w.cols % STEP == 0))
         return few and ceil_div(w.row_bytes, 64) <= MAX_STEPS and _decode_shared(w, bucket.tokens, 1) <= self._shared
 
@@ -239,9 +240,13 @@ class Products:
         """The launch of ternary_few, or None if it does not compute a product of so many tokens."""
         if not self._tensor_cores or tokens not in (FEW_TOKENS if w.group is None else FEW_GROUP_TOKENS):
             return None
-        if w.group is not None and tokens > FEW_TILES and self._copied(w):
+        if self._in_tiles(w, tokens):
             return None
         return few_shape(w, tokens, self._multiprocessors, self._shared, glu=glu)
+
+    def _in_tiles(self, w: TernaryBuffer, tokens: int) -> bool:
+        """Whether ternary_group_tiles computes a product of so many tokens."""
+        return w.group is not None and tokens > FEW_TILES and self._copied(w)
 
     def _copied(self, w: TernaryBuffer) -> bool:
         """Whether there is a product of a matrix whose tiles the copy engine fetches."""
@@ -261,7 +266,7 @@ class Products:
         w = ternary(ctx, op.weights)
         if few := self._few(w, bucket.tokens, glu=bool(activation)):
             return few_product(ctx, op, bucket.tokens, out, activation, few)
-        if self._copied(w) and bucket.tokens > (MANY_TOKENS if w.group is None else FEW_TILES):
+        if self._in_tiles(w, bucket.tokens) or (w.group is None and bucket.tokens > MANY_TOKENS and self._copied(w)):
             return self._large(ctx, op, bucket, out, activation)
         token_tile = TOKEN_TILES[bucket.tokens > TOKEN_TILES[0] and w.group is None]
         token_tiles = ceil_div(bucket.tokens, token_tile)
@@ -305,7 +310,7 @@ class Products:
             name, results, threads, resident = "ternary_tiles", 0, 2 * tile.rows, 1
             stage = tile.tokens * PANEL + tile.rows * W_PITCH
         else:
-            tile = grouped = group_tile(w.rows, bucket.tokens, self._multiprocessors)
+            tile = grouped = group_tile(bucket.tokens)
             name, threads, resident = "ternary_group_tiles", 2 * tile.rows + 128, grouped.resident
             results = tile.rows // 64 * tile.tokens * ((32 if glu else 64) + 4) * 4
             stage = w.group // 64 * (tile.tokens * PANEL + tile.rows * W_PITCH) + ALIGNMENT  # two groups, and barriers

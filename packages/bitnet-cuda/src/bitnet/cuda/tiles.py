@@ -58,16 +58,12 @@ TILES = (ProductTile(256, 128), ProductTile(256, 160), ProductTile(192, 160))
 GROUP_TILES = (
     GroupTile(128, 128, 1),
     GroupTile(128, 64, 1),
-    GroupTile(192, 64, 1),
-    GroupTile(64, 64, 2),
     GroupTile(128, 32, 2),
-    GroupTile(64, 32, 3),
     GroupTile(128, 16, 2),
-    GroupTile(64, 16, 3),
     GroupTile(128, 8, 2),
-    GroupTile(64, 8, 3),
 )
-"""Tiles of ternary_group_tiles, whose threads hold f32 sums beside two sets of integers."""
+"""Tiles of ternary_group_tiles, whose threads hold f32 sums beside two sets of integers. Those of less than 128 tokens
+were run on no hardware."""
 END_CYCLES = 10_000
 """Cost of a tile besides its products, mostly storing it."""
 
@@ -82,8 +78,6 @@ def product_tile(tiles: Sequence[ProductTile], rows: int, tokens: int, depth: in
     return min(tiles, key=cycles)
 
 
-def group_tile(rows: int, tokens: int, multiprocessors: int) -> GroupTile:
-    """The tile of ternary_group_tiles for a product of so many rows and tokens."""
-    if tokens > 64:
-        return GROUP_TILES[0]
-    return next(tile for tile in GROUP_TILES[1:] if tile.tokens <= max(tokens, 16))
+def group_tile(tokens: int) -> GroupTile:
+    """The tile of ternary_group_tiles for a product of so many tokens."""
+    return GROUP_TILES[0] if tokens > 64 else next(tile for tile in GROUP_TILES[1:] if tile.tokens <= max(tokens, 8))

@@ -89,8 +89,8 @@ def check_inputs(device: Device, rng: np.random.Generator, case: Inputs) -> None
             sources = [t if t in held and rng.integers(2) else int(rng.choice(free)) for t in targets]
             x = varied(rng, m, width, 3)
             executable.write("x", x)
-            for name in ("z", "gates", "out"):
-                executable.write(name, np.full((m + 2, executable.program.tensors[name].shape[1]), np.nan, np.float32))
+            for name, columns in (("z", case.gate), ("gates", 2 * case.heads), ("out", case.mixed)):
+                executable.write(name, np.full((m + 2, columns), np.nan, np.float32))
             parts = enumerate(zip(sources, targets, strict=True))
             seqs = [SequenceStep(np.zeros(1, np.int32), 9, [i], state_from=s, state_to=t) for i, (s, t) in parts]
             run(executable, Step(StepLayout(limits), seqs, block_size=BLOCK))
