@@ -218,7 +218,7 @@ class TestConformance(ConformanceSuite):
 
     @needs(STATES)
     @pytest.mark.parametrize(
-        "case",
+        "shape",
         [
             Inputs(1, 512, 96, 40, 3),
             Inputs(1, 5120, 10240, 6144, 48, block=1024),
@@ -230,9 +230,9 @@ class TestConformance(ConformanceSuite):
         ],
         ids=str,
     )
-    def test_inputs_of_a_recurrent_layer(self, device: Device, rng: np.random.Generator, case: Inputs) -> None:
+    def test_inputs_of_a_recurrent_layer(self, device: Device, rng: np.random.Generator, shape: Inputs) -> None:
         """Norm with gates, and both products with the convolution, in a launch each; and where they need more."""
-        check_inputs(device, rng, case)
+        check_inputs(device, rng, shape)
 
     @needs(STATES)
     @pytest.mark.parametrize("shape", [(9, 3, 36), (61, 48, 644), (65, 7, 132), (200, 33, 2564)], ids=str)
@@ -243,22 +243,24 @@ class TestConformance(ConformanceSuite):
         self.test_delta_gates(device, rng, shape)
 
     @needs(STATES)
-    @pytest.mark.parametrize("case", [Conv(36, 4, 200), Conv(260, 2, 129), Conv(1028, 8, 300), Conv(4, 5, 90)], ids=str)
-    def test_causal_conv_of_many_tokens(self, device: Device, rng: np.random.Generator, case: Conv) -> None:
+    @pytest.mark.parametrize(
+        "shape", [Conv(36, 4, 200), Conv(260, 2, 129), Conv(1028, 8, 300), Conv(4, 5, 90)], ids=str
+    )
+    def test_causal_conv_of_many_tokens(self, device: Device, rng: np.random.Generator, shape: Conv) -> None:
         """Several tokens of a thread, of one sequence and of two."""
-        self.test_causal_conv(device, rng, case)
+        self.test_causal_conv(device, rng, shape)
 
     @needs(STATES)
     @pytest.mark.parametrize("normed", [True, False], ids=["norm", "plain"])
     @pytest.mark.parametrize(
-        "case", [Blocks(65, 1, 1024), Blocks(70, 37, 32), Blocks(100, 11, 256), Blocks(66, 17, 1024)], ids=str
+        "shape", [Blocks(65, 1, 1024), Blocks(70, 37, 32), Blocks(100, 11, 256), Blocks(66, 17, 1024)], ids=str
     )
     def test_transforms_of_many_rows(
-        self, device: Device, rng: np.random.Generator, case: Blocks, normed: bool
+        self, device: Device, rng: np.random.Generator, shape: Blocks, normed: bool
     ) -> None:
         """One unit of 1,024 elements and several, as many as warps and fewer, the last one ragged."""
-        self.test_norm_quant_of_a_transform(device, rng, case, normed)
-        self.test_glu_norm_quant_of_a_transform(device, rng, case, "silu")
+        self.test_norm_quant_of_a_transform(device, rng, shape, normed)
+        self.test_glu_norm_quant_of_a_transform(device, rng, shape, "silu")
 
     @needs(STATES)
     @pytest.mark.parametrize("shape", [(65, 6, 32), (70, 24, 64), (66, 12, 128)], ids=str)
