@@ -27,13 +27,16 @@ expert_matmul(const int *step, const signed char *x, const float *scale, const i
     start_dependents();
     wait_for_before();
 #if GROUPED
-    int expert = tiles[3 * blockIdx.y], begin = tiles[3 * blockIdx.y + 1], count = tiles[3 * blockIdx.y + 2];
+    int count = tiles[3 * blockIdx.y + 2];
+    if (count == 0) return;  // nobody wrote the rest of the tile
+    int expert = tiles[3 * blockIdx.y], begin = tiles[3 * blockIdx.y + 1];
     auto pair_of = [&](int t) { return order[begin + t]; };
 #else
-    int begin = blockIdx.y, count = begin < STEP_TOKENS(step) * top, expert = count ? ids[begin] : 0;
+    const int begin = blockIdx.y, count = 1;
+    if (begin >= STEP_TOKENS(step) * top) return;
+    int expert = ids[begin];
     auto pair_of = [&](int) { return begin; };
 #endif
-    if (count == 0) return;
     for (int i = threadIdx.x; i < ROWS * TOKENS * COUNT; i += WG) sums[i] = 0;
     __syncthreads();
     const uint4 *row = codes + matrix_row(min(here + slot, total - 1), expert, rows) * (ROW_BYTES / 16);

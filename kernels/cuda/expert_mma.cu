@@ -21,8 +21,9 @@ expert_mma(const int *step, const signed char *x, const float *scale, const uint
     int n0 = blockIdx.x * BM + warp * MT * 16, total = rows * parts;
     start_dependents();
     wait_for_before();
-    int expert = tiles[3 * blockIdx.y], begin = tiles[3 * blockIdx.y + 1], count = tiles[3 * blockIdx.y + 2];
-    if (count == 0) return;
+    int count = tiles[3 * blockIdx.y + 2];
+    if (count == 0) return;  // nobody wrote the rest of the tile
+    int expert = tiles[3 * blockIdx.y], begin = tiles[3 * blockIdx.y + 1];
     const uint4 *from[MT][2];
     uint4 code[DEPTH][MT][2];
 #pragma unroll
