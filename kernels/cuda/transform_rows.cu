@@ -1,9 +1,6 @@
 // The same as transform_quant, for steps of many tokens: a warp has CHUNKS times 1,024 elements of a row, a block the row. Of each 1,024,
 // a lane first has every 32nd, so that the steps over the upper bits of their places are its own, and after an exchange in shared memory
-// 32 that lie side by side, for the lower bits and the codes. BLOCK is at most 1,024; HEAD, for KIND 2, a multiple of 32.
-#if KIND == 2
-#include "gate.cuh"
-#endif
+// 32 that lie side by side, for the lower bits and the codes. KIND is 0 or 1, BLOCK at most 1,024.
 #define UNIT 1024
 #define SHARE (UNIT / WARP) /* elements of a lane */
 #define UNITS ((DIM + UNIT - 1) / UNIT)
@@ -26,7 +23,7 @@ __device__ __forceinline__ void transform(float (&v)[SHARE]) {
 }
 
 extern "C" __global__ void __launch_bounds__(WARPS * WARP)
-transform_rows(const int *step, const float *x, const float *other, const float *weight, const float *signs, float eps,
+transform_rows(const int *step, const float *x, const float *, const float *weight, const float *signs, float eps,
                signed char *out, float *scale, int *sums) {
     __shared__ float tiles[WARPS][SHARE * PITCH];
     __shared__ float2 parts[WARPS];
@@ -48,37 +45,17 @@ transform_rows(const int *step, const float *x, const float *other, const float 
             float y = 0.0f;
 #if KIND == 0
             if (there(i)) y = x[(size_t)m * DIM + k];
-#elif KIND == 1
-            if (there(i)) y = act(x[(size_t)m * 2 * DIM + k]) * x[(size_t)m * 2 * DIM + DIM + k];
 #else
-            if (there(i)) y = x[(size_t)m * DIM + head_at(k / HEAD, DIM / HEAD) * HEAD + k % HEAD];
+            if (there(i)) y = act(x[(size_t)m * 2 * DIM + k]) * x[(size_t)m * 2 * DIM + DIM + k];
 #endif
             v[c][i] = y;
         }
-#if KIND == 2
-#if NORM
-#pragma unroll
-        for (int h = 0; h < SHARE; h += HEAD / WARP) {
-            float ss = 0.0f;
-#pragma unroll
-            for (int i = h; i < h + HEAD / WARP; i++) ss += v[c][i] * v[c][i];
-            float inverse = 1.0f / sqrtf(warp_reduce<Sum>(ss) * (1.0f / HEAD) + eps);
-#pragma unroll
-            for (int i = h; i < h + HEAD / WARP; i++) v[c][i] *= inverse * weight[(i - h) * WARP + lane];
-        }
-#endif
-#pragma unroll
-        for (int i = 0; i < SHARE; i++) {
-            int k = place(i);
-            if (there(i)) v[c][i] *= activated(other[(size_t)m * DIM + head_at(k / HEAD, DIM / HEAD) * HEAD + k % HEAD]);
-        }
-#endif
 #pragma unroll
         for (int i = 0; i < SHARE; i++) {
             float factor = root;
-            if (NORM && KIND < 2) sum += v[c][i] * v[c][i];
+            if (NORM) sum += v[c][i] * v[c][i];
             if (SIGNS && there(i)) factor *= signs[place(i)];
-            if (NORM && KIND < 2 && there(i)) factor *= weight[place(i)];
+            if (NORM && there(i)) factor *= weight[place(i)];
             v[c][i] *= factor;
         }
         transform<WARP>(v[c]);
@@ -92,14 +69,14 @@ transform_rows(const int *step, const float *x, const float *other, const float 
 #pragma unroll
         for (int i = 0; i < SHARE; i++) largest = fmaxf(largest, fabsf(v[c][i]));
     }
-    if (NORM && KIND < 2) sum = warp_reduce<Sum>(sum);
+    if (NORM) sum = warp_reduce<Sum>(sum);
     largest = warp_max(largest);
     if (lane == 0) parts[warp] = make_float2(sum, largest);
     __syncthreads();
     sum = largest = 0.0f;
 #pragma unroll
     for (int w = 0; w < WARPS; w++) sum += parts[w].x, largest = fmaxf(largest, parts[w].y);
-    float inverse = NORM && KIND < 2 ? rsqrtf(sum * (1.0f / DIM) + eps) : 1.0f;
+    float inverse = NORM ? rsqrtf(sum * (1.0f / DIM) + eps) : 1.0f;
     largest = fmaxf(largest * inverse, QUANT_FLOOR);
     float factor = 127.0f * reciprocal(largest) * inverse;
     int row_sum = 0;

@@ -19,13 +19,14 @@ STEP_BYTES = ROWS * (STEP // 4 + STEP // GROUP * 2)
 GROUP_WORDS = 73
 """Words of shared memory for the bits of a group's activations. The kernel uses 72, but with 72 a layer took 25.5 µs
 instead of 24.3 on an H200, and with 80, 24.6; why is not known."""
-BLOCKS = 2
-"""Maximum blocks per multiprocessor. If there are no more tiles than blocks, each tile has a block of its own."""
-FEW_WARPS = 8
-"""Maximum warps of a block that has one tile."""
+ONE_BLOCKS, BLOCKS = 3, 2
+"""Maximum blocks per multiprocessor: of blocks that process one tile at a time, and of others. If there are no more
+tiles than blocks, each tile has a block of its own."""
+ONE_WARPS = 8
+"""Maximum warps of a block that processes one tile at a time."""
 TILES, WARPS, DEPTH = 2, 5, 2
 """Otherwise: tiles that a block processes at a time, maximum warps per tile, and tiles per warp whose weights are in
-shared memory or on their way there. Measured with 4 warps; 5 share ten steps, as of 5,120 columns, evenly."""
+shared memory or on their way there."""
 SHARED = 228 * 1024
 """Bytes of shared memory of a multiprocessor."""
 RESERVED = 2048
@@ -53,26 +54,26 @@ class BitsShape(NamedTuple):
 def bits_shape(w: TernaryBuffer, multiprocessors: int, most: int) -> BitsShape | None:
     """The launch for a matrix, or None if the kernel does not support it with ``most`` bytes of shared memory.
 
-    Where two tiles of a long row do not fit, a block takes one at a time, shared by more warps.
+    Blocks have their tiles at once, or room for one more tile than they process. Where two tiles of a long row do not
+    fit so, a block processes one at a time, shared by more warps.
     """
     if w.group != GROUP or w.cols % STEP:
         return None
-    one = _shape(w, 1, FEW_WARPS, multiprocessors)
-    two = _shape(w, TILES, WARPS, multiprocessors)
-    wanted = (one,) if ceil_div(w.rows, ROWS) <= BLOCKS * multiprocessors else (two, one)
-    return next((shape for shape in wanted if shape.shared <= most), None)
+    choices = ((1, ONE_WARPS, 1), (TILES, WARPS, 1), (TILES, WARPS, DEPTH), (1, ONE_WARPS, DEPTH))
+    shapes = [_shape(w, *choice, multiprocessors) for choice in choices]
+    wanted = (s for s in shapes if s.shared <= most and (s.depth > 1 or s.tiles * s.blocks * ROWS >= w.rows))
+    return next(wanted, shapes[0] if shapes[0].shared <= most else None)
 
 
-def _shape(w: TernaryBuffer, tiles: int, warps: int, multiprocessors: int) -> BitsShape:
+def _shape(w: TernaryBuffer, tiles: int, warps: int, depth: int, multiprocessors: int) -> BitsShape:
     """The launch of blocks of ``tiles`` tiles, each for at most ``warps`` warps."""
-    count, steps, groups = ceil_div(w.rows, ROWS), w.cols // STEP, w.cols // GROUP
-    depth = 1 if count <= TILES * BLOCKS * multiprocessors else DEPTH
+    steps, groups = w.cols // STEP, w.cols // GROUP
     each = ceil_div(steps, warps)
     split = ceil_div(steps, each)
     terms = 2 * tiles * ROWS * (groups | 1)
     shared = ALIGNMENT + depth * tiles * split * each * STEP_BYTES + 4 * (groups * GROUP_WORDS + terms)
-    at_once = max(1, min(BLOCKS, SHARED // (shared + RESERVED)))
-    blocks = ceil_div(count, tiles)
+    at_once = max(1, min(ONE_BLOCKS if tiles == 1 else BLOCKS, SHARED // (shared + RESERVED)))
+    blocks = ceil_div(ceil_div(w.rows, ROWS), tiles)
     blocks = ceil_div(blocks, ceil_div(blocks, at_once * multiprocessors))  # which process the same number of tiles
     return BitsShape(tiles, split, depth, blocks, shared)
 

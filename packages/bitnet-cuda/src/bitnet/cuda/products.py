@@ -36,6 +36,8 @@ SHARED = {(8, 0): 154, (8, 7): 154, (9, 0): 200, (10, 0): 200, (10, 3): 200}
 ternary_decode declares at most."""
 MIN_SHARED = 90
 """The same for all other compute capabilities."""
+WGMMA_SHARED = 225
+"""KiB that a launch of ternary_bits or ternary_few may request where there is wgmma: these declare 2 KiB at most."""
 MAX_STEPS = 96
 """Longest K of ternary_decode, in steps of 256: 16 warps with 6 each."""
 STAGES, X_PITCH, W_PITCH, TOKEN_TILES = 4, 160, 32, (64, 128)
@@ -90,6 +92,7 @@ class Products:
         self._wgmma = capability == WGMMA
         self._clusters = capability >= CLUSTERS
         self._shared = shared_bytes(capability)
+        self._more_shared = 1024 * WGMMA_SHARED if self._wgmma else self._shared
 
     def ternary_matmul(self, ctx: Context, op: TernaryMatmul, bucket: Bucket) -> list[Launch]:
         x, scale, out = ctx.tensors[op.x], ctx.tensors[op.scale], ctx.tensors[op.out]
@@ -190,7 +193,7 @@ class Products:
         tiles, split = self._shape(w.rows, w.row_bytes, bucket.tokens)
         if w.group is not None:
             tiles, split = self._group_shape(w.rows, w.row_bytes)
-        if self._wgmma and bucket.tokens == 1 and (shape := bits_shape(w, self._multiprocessors, self._shared)):
+        if self._wgmma and bucket.tokens == 1 and (shape := bits_shape(w, self._multiprocessors, self._more_shared)):
             return bits_product(ctx, op, source, out, activation, shape)
         cluster = bucket.tokens if source.kind else 1
         if cluster > 1:  # smaller blocks, so that no cluster has to wait for another
@@ -222,7 +225,7 @@ class Products:
     def pair(self, ctx: Context, op: TernaryMatmul, bucket: Bucket, pair: Pair) -> Launch | None:
         """The product ``op`` of few tokens together with another, or None if no kernel takes both."""
         both = replace(pair.first, rows=pair.first.rows + pair.second.rows)
-        if self._wgmma and bucket.tokens == 1 and (bits := bits_shape(both, self._multiprocessors, self._shared)):
+        if self._wgmma and bucket.tokens == 1 and (bits := bits_shape(both, self._multiprocessors, self._more_shared)):
             source = ProductInput(ctx.tensors[op.x], scale=ctx.tensors[op.scale])
             return bits_product(ctx, op, source, pair.convolved, "", bits, pair)
         if few := self._few(both, bucket.tokens):
@@ -242,7 +245,7 @@ class Products:
             return None
         if self._in_tiles(w, tokens):
             return None
-        return few_shape(w, tokens, self._multiprocessors, self._shared, glu=glu)
+        return few_shape(w, tokens, self._multiprocessors, self._more_shared, glu=glu)
 
     def _in_tiles(self, w: TernaryBuffer, tokens: int) -> bool:
         """Whether ternary_group_tiles computes a product of so many tokens."""
@@ -310,7 +313,7 @@ class Products:
             name, results, threads, resident = "ternary_tiles", 0, 2 * tile.rows, 1
             stage = tile.tokens * PANEL + tile.rows * W_PITCH
         else:
-            tile = grouped = group_tile(bucket.tokens)
+            tile = grouped = group_tile(w.rows, bucket.tokens, self._multiprocessors)
             name, threads, resident = "ternary_group_tiles", 2 * tile.rows + 128, grouped.resident
             results = tile.rows // 64 * tile.tokens * ((32 if glu else 64) + 4) * 4
             stage = w.group // 64 * (tile.tokens * PANEL + tile.rows * W_PITCH) + ALIGNMENT  # two groups, and barriers

@@ -53,12 +53,12 @@ INPUTS_AT_ONCE = True
 one's results."""
 MAX_GATES_WIDTH = 6 * CHUNK
 """Maximum width of rows whose norm and gates are one launch: more need too many registers."""
-CONV_TOKENS = (1, 8)
+CONV_TOKENS = (1, 4)
 """Tokens of a thread of causal_conv, in steps of few tokens and of many."""
 GATE_TOKENS = 8
 """Tokens of a block of delta_gates_tile, which steps of more tokens use."""
-GATE_ROWS, GATE_WARPS = (8, 4), (8, 1)
-"""Rows of a warp of it, and warps that share their columns, in steps of few tokens and of many."""
+GATE_ROWS, GATE_WARPS = 4, (8, 2)
+"""Rows of a warp of it; warps that share their columns, in steps of few tokens and of many."""
 
 DELTA_TOKENS = 64
 """Maximum tokens of a step without chunks of the delta rule."""
@@ -131,7 +131,7 @@ class RecurrentLaunches:
         (launch,) = self._overlapping(ctx, op, bucket)
         if bucket.tokens > GATE_TOKENS:
             heads, many = ctx.program.weights[op.alpha].shape[0], bucket.tokens > FEW_GROUP_TOKENS[-1]
-            rows, shared = GATE_ROWS[many], GATE_WARPS[many]
+            rows, shared = GATE_ROWS, GATE_WARPS[many]
             defines = {"WG": GROUP, "TOKENS": GATE_TOKENS, "ROWS": rows, "KSPLIT": shared}
             spec = KernelSpec("delta_gates", "delta_gates_tile", tuple(defines.items()))
             grid = (ceil_div(2 * heads, GROUP // 32 // shared * rows), ceil_div(bucket.tokens, GATE_TOKENS), 1)
@@ -249,7 +249,7 @@ class RecurrentLaunches:
             row_sums(ctx, op.out) if sums else ctx.step,
         )
         name, grid, block = "transform_quant", bucket.tokens * cluster, GROUP
-        if bucket.tokens > FEW_GROUP_TOKENS[-1] and self._by_rows(op, width, defines.get("HEAD", 32)):
+        if bucket.tokens > FEW_GROUP_TOKENS[-1] and self._by_rows(op, width):
             units = ceil_div(width, CHUNK)
             defines["WARPS"] = ceil_div(units, ceil_div(units, ROW_WARPS))
             name, grid, block = "transform_rows", bucket.tokens, 32 * defines["WARPS"]
@@ -262,9 +262,10 @@ class RecurrentLaunches:
         spec = KernelSpec(name, name, tuple(defines.items()))
         return Launch(spec, (grid, 1, 1), (block, 1, 1), args, overlaps=True)
 
-    def _by_rows(self, op: Quantising, width: int, head: int) -> bool:
+    def _by_rows(self, op: Quantising, width: int) -> bool:
         """Whether transform_rows, which is faster in steps of many tokens, supports an operation."""
-        return self._tensor_cores and op.transform is not None and width % 32 == head % 32 == 0
+        supported = self._tensor_cores and op.transform is not None and width % 32 == 0
+        return supported and not isinstance(op, GatedQuant)  # whose exponentials take many warps
 
     def _needs_sums(self, ctx: Context, name: str, bucket: Bucket) -> bool:
         """Whether products of this bucket need sums of the rows of an int8 tensor."""

@@ -49,21 +49,27 @@ class ProductTile:
 
 @dataclass(frozen=True, slots=True)
 class GroupTile(ProductTile):
-    """The same, of blocks of which a multiprocessor has ``resident`` at a time."""
+    """The same, of blocks of which a multiprocessor has ``resident`` at a time.
+
+    Attributes:
+        cost: Nanoseconds for a group of 128 columns, while the multiprocessor has as many blocks.
+    """
 
     resident: int
+    cost: int
 
 
 TILES = (ProductTile(256, 128), ProductTile(256, 160), ProductTile(192, 160))
 GROUP_TILES = (
-    GroupTile(128, 128, 1),
-    GroupTile(128, 64, 1),
-    GroupTile(128, 32, 2),
-    GroupTile(128, 16, 2),
-    GroupTile(128, 8, 2),
+    GroupTile(128, 128, 1, 700),
+    GroupTile(192, 64, 1, 500),
+    GroupTile(128, 64, 1, 380),
+    GroupTile(64, 64, 2, 355),
+    GroupTile(64, 32, 3, 335),
+    GroupTile(64, 16, 3, 265),
+    GroupTile(64, 8, 3, 225),
 )
-"""Tiles of ternary_group_tiles, whose threads hold f32 sums beside two sets of integers. Those of less than 128 tokens
-were run on no hardware."""
+"""Tiles of ternary_group_tiles, whose threads hold f32 sums beside two sets of integers. Costs are those of an H200."""
 END_CYCLES = 10_000
 """Cost of a tile besides its products, mostly storing it."""
 
@@ -78,6 +84,11 @@ def product_tile(tiles: Sequence[ProductTile], rows: int, tokens: int, depth: in
     return min(tiles, key=cycles)
 
 
-def group_tile(tokens: int) -> GroupTile:
-    """The tile of ternary_group_tiles for a product of so many tokens."""
-    return GROUP_TILES[0] if tokens > 64 else next(tile for tile in GROUP_TILES[1:] if tile.tokens <= max(tokens, 8))
+def group_tile(rows: int, tokens: int, multiprocessors: int) -> GroupTile:
+    """The tile of ternary_group_tiles with the least estimated time for a product of so many rows and tokens."""
+
+    def time(tile: GroupTile) -> int:
+        tiles = ceil_div(rows, tile.rows) * ceil_div(tokens, tile.tokens)
+        return ceil_div(tiles, tile.resident * multiprocessors) * tile.cost
+
+    return min(GROUP_TILES, key=time)
