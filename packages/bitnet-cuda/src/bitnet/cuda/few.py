@@ -24,11 +24,10 @@ smaller of :data:`TOKENS` may have more."""
 WARPS = 12
 """Warps of a block in which each tile has one warp. With fewer tiles, the other warps help fetch activations."""
 MAX_ROUND_WARPS = 20
-"""Maximum warps of a block of 8 tokens that has so many tiles, one for each; 0: no block has more than ``WARPS`` for
-this. Not measured."""
+"""Maximum warps of a block of 8 tokens that has so many tiles, one for each."""
 SPLIT_WARPS = {8: (16, 12), 16: (12,)}
-"""Choices for the warps of a block in which several warps share a tile, by the block's tokens: the first that fits. The
-second one for 8 tokens was not measured."""
+"""Choices for the warps of a block in which several warps share a tile, by the block's tokens: the first that
+fits."""
 SPLITS = {4: 4, 8: 2}
 """Number of warps that share a tile, by the maximum tiles of the block."""
 DEPTHS = (4, 3, 2)

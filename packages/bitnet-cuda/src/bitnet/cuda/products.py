@@ -27,7 +27,7 @@ FEW_TOKENS = range(9, 65)
 FEW_GROUP_TOKENS = range(5, 65)
 """The same for weights with a scale for each group of columns."""
 FEW_TILES = 16
-"""Maximum tokens of such weights that other kernels multiply where ternary_group_tiles can. Not measured."""
+"""Maximum tokens of such weights that other kernels multiply where ternary_group_tiles can."""
 GEMV_ROWS = 4
 LANES, TILE_M, TILE_N, TILE_GROUP = 32, 32, 64, 256
 """Sizes of the tiled product, as in its source."""
@@ -36,8 +36,8 @@ SHARED = {(8, 0): 154, (8, 7): 154, (9, 0): 200, (10, 0): 200, (10, 3): 200}
 ternary_decode declares at most."""
 MIN_SHARED = 90
 """The same for all other compute capabilities."""
-WGMMA_SHARED = 225
-"""KiB that a launch of ternary_bits or ternary_few may request where there is wgmma: these declare 2 KiB at most."""
+BITS_SHARED = 225 * 1024
+"""Bytes of shared memory that a launch of ternary_bits may request: where that runs, a block has 2 KiB more."""
 MAX_STEPS = 96
 """Longest K of ternary_decode, in steps of 256: 16 warps with 6 each."""
 STAGES, X_PITCH, W_PITCH, TOKEN_TILES = 4, 160, 32, (64, 128)
@@ -92,7 +92,6 @@ class Products:
         self._wgmma = capability == WGMMA
         self._clusters = capability >= CLUSTERS
         self._shared = shared_bytes(capability)
-        self._more_shared = 1024 * WGMMA_SHARED if self._wgmma else self._shared
 
     def ternary_matmul(self, ctx: Context, op: TernaryMatmul, bucket: Bucket) -> list[Launch]:
         x, scale, out = ctx.tensors[op.x], ctx.tensors[op.scale], ctx.tensors[op.out]
@@ -193,7 +192,7 @@ class Products:
         tiles, split = self._shape(w.rows, w.row_bytes, bucket.tokens)
         if w.group is not None:
             tiles, split = self._group_shape(w.rows, w.row_bytes)
-        if self._wgmma and bucket.tokens == 1 and (shape := bits_shape(w, self._multiprocessors, self._more_shared)):
+        if self._wgmma and bucket.tokens == 1 and (shape := bits_shape(w, self._multiprocessors, BITS_SHARED)):
             return bits_product(ctx, op, source, out, activation, shape)
         cluster = bucket.tokens if source.kind else 1
         if cluster > 1:  # smaller blocks, so that no cluster has to wait for another
@@ -225,7 +224,7 @@ class Products:
     def pair(self, ctx: Context, op: TernaryMatmul, bucket: Bucket, pair: Pair) -> Launch | None:
         """The product ``op`` of few tokens together with another, or None if no kernel takes both."""
         both = replace(pair.first, rows=pair.first.rows + pair.second.rows)
-        if self._wgmma and bucket.tokens == 1 and (bits := bits_shape(both, self._multiprocessors, self._more_shared)):
+        if self._wgmma and bucket.tokens == 1 and (bits := bits_shape(both, self._multiprocessors, BITS_SHARED)):
             source = ProductInput(ctx.tensors[op.x], scale=ctx.tensors[op.scale])
             return bits_product(ctx, op, source, pair.convolved, "", bits, pair)
         if few := self._few(both, bucket.tokens):
@@ -245,7 +244,7 @@ class Products:
             return None
         if self._in_tiles(w, tokens):
             return None
-        return few_shape(w, tokens, self._multiprocessors, self._more_shared, glu=glu)
+        return few_shape(w, tokens, self._multiprocessors, self._shared, glu=glu)
 
     def _in_tiles(self, w: TernaryBuffer, tokens: int) -> bool:
         """Whether ternary_group_tiles computes a product of so many tokens."""

@@ -61,7 +61,7 @@ class GroupTile(ProductTile):
 
 TILES = (ProductTile(256, 128), ProductTile(256, 160), ProductTile(192, 160))
 GROUP_TILES = (
-    GroupTile(128, 128, 1, 700),
+    GroupTile(128, 128, 1, 560),
     GroupTile(192, 64, 1, 500),
     GroupTile(128, 64, 1, 380),
     GroupTile(64, 64, 2, 355),
