@@ -151,6 +151,15 @@ __device__ __forceinline__ float magnitude(float4 v) {
 // Adds the four signed bytes of a word.
 __device__ __forceinline__ int dot_ones(int word, int sum) { return __dp4a(word, 0x01010101, sum); }
 
+// What the activation's sigmoid takes of a gate: itself or, where GELU, more, since (1 + tanh(z)) / 2 = sigmoid(2z).
+__device__ __forceinline__ float gate_logit(float g) {
+#if GELU
+    return 1.5957691216f * g * fmaf(0.044715f * g, g, 1.0f);  // 2 sqrt(2 / pi)
+#else
+    return g;
+#endif
+}
+
 // The activation between gate and up.
 __device__ __forceinline__ float act(float g) {
 #if RELU2
@@ -158,7 +167,7 @@ __device__ __forceinline__ float act(float g) {
     return r * r;
 #else
     float r;
-    asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(r) : "f"(1.0f + expf(-g)));  // within 1 ulp, and 0 from 2^126 on
+    asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(r) : "f"(1.0f + expf(-gate_logit(g))));  // within 1 ulp, and 0 from 2^126 on
     return g * r;
 #endif
 }

@@ -1,5 +1,5 @@
-// Norms (where NORMS) and rotates q in place, and stores k (the same) and v in the paged cache. A warp a head of a token; a lane two
-// pairs, or four values of v, at a time.
+// Norms (where NORMS; after the rotation where NORMS_LAST) and rotates q in place, and stores k (the same) and v in the paged cache. A
+// warp a head of a token; a lane two pairs, or four values of v, at a time.
 #include "cache.cuh"
 #define TURNS ((DIM / 2 + 2 * WARP - 1) / (2 * WARP))
 
@@ -30,8 +30,7 @@ rope_append(const int *step, int token_seq, int seq_begin, int seq_len, int bloc
         int pair = 2 * (lane + i * WARP);
         if (pair < DIM / 2) held[i] = pairs_at(row, pair, side_by_side);
     }
-#if NORMS
-    if (!value) {
+    auto normalise = [&] {
         const float *norm = head < HEADS ? q_norm : k_norm;
         float sum = 0.0f;
 #pragma unroll
@@ -42,8 +41,8 @@ rope_append(const int *step, int token_seq, int seq_begin, int seq_len, int bloc
             int pair = 2 * (lane + i * WARP);
             if (pair < DIM / 2) held[i] = times(times(held[i], inverse), pairs_at(norm, pair, NEOX));
         }
-    }
-#endif
+    };
+    if (NORMS && !NORMS_LAST && !value) normalise();
     if (!value) {
 #pragma unroll
         for (int i = 0; i < TURNS; i++) {
@@ -54,6 +53,7 @@ rope_append(const int *step, int token_seq, int seq_begin, int seq_len, int bloc
             held[i] = make_float4(v.x * c.x - v.z * s.x, v.y * c.y - v.w * s.y, v.z * c.x + v.x * s.x, v.w * c.y + v.y * s.y);
         }
     }
+    if (NORMS_LAST && !value) normalise();
     int kv_head = (head - HEADS) % KV_HEADS;
     kv_t *cache = value ? values : keys, *to = cache + row_of(block, p % BLOCK, kv_head, KV_HEADS);
     float factor = 1.0f;

@@ -16,14 +16,14 @@ rope_part(const int *step, int token_seq, int seq_begin, int seq_len, int block_
     float held[TURNS][4] = {};  // elements lane, lane + 32, …
     float inverse = 1.0f;
     const float *norm = head < HEADS ? q_norm : k_norm;
-#if NORMS
+#if NORMS && !NORMS_LAST
     if (!value) {
         float sum = 0.0f;
         for (int i = lane; i < DIM; i += WARP) sum += row[i] * row[i];
         inverse = 1.0f / sqrtf(warp_reduce<Sum>(sum) / DIM + eps);
     }
 #endif
-    auto normed = [&](int i) { return NORMS && !value ? row[i] * inverse * norm[i] : row[i]; };
+    auto normed = [&](int i) { return NORMS && !NORMS_LAST && !value ? row[i] * inverse * norm[i] : row[i]; };
 #pragma unroll
     for (int turn = 0; turn < 4 * TURNS; turn++) {
         int i = lane + turn * WARP;
@@ -38,6 +38,19 @@ rope_part(const int *step, int token_seq, int seq_begin, int seq_len, int block_
         }
         held[turn / 4][turn % 4] = y;
     }
+#if NORMS_LAST
+    if (!value) {
+        float sum = 0.0f;
+#pragma unroll
+        for (int turn = 0; turn < 4 * TURNS; turn++) sum += held[turn / 4][turn % 4] * held[turn / 4][turn % 4];
+        inverse = 1.0f / sqrtf(warp_reduce<Sum>(sum) / DIM + eps);
+#pragma unroll
+        for (int turn = 0; turn < 4 * TURNS; turn++) {
+            int i = lane + turn * WARP;
+            if (i < DIM) held[turn / 4][turn % 4] *= inverse * norm[i];
+        }
+    }
+#endif
     __syncwarp();  // all have read the row
     int kv_head = (head - HEADS) % KV_HEADS;
     kv_t *cache = value ? values : keys, *to = cache + row_of(block, p % BLOCK, kv_head, KV_HEADS);

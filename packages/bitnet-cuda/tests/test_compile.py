@@ -1,4 +1,7 @@
-"""Every kernel that lowering asks for compiles, for every generation of GPU: NVRTC needs no driver and no device."""
+"""Every kernel that lowering asks for compiles, for every generation of GPU: NVRTC needs no driver and no device.
+
+Long, because each family of models has a program here, and what its lowering must launch.
+"""
 
 import struct
 from collections.abc import Iterator, Sequence
@@ -15,7 +18,20 @@ from bitnet.core.gpu.ops import advance
 from bitnet.core.gpu.ops.adjusting import count_chosen
 from bitnet.core.gpu.ops.logprobs import logprobs
 from bitnet.core.gpu.plan import lower
-from bitnet.core.hal import DenseMatmul, Embed, Limits, NormRows, Op, Program, Sample, StepLayout, TernaryMatmul
+from bitnet.core.hal import (
+    DenseMatmul,
+    Embed,
+    GluNormQuant,
+    Limits,
+    NormRows,
+    NormTokens,
+    Op,
+    Program,
+    RopeAppend,
+    Sample,
+    StepLayout,
+    TernaryMatmul,
+)
 from bitnet.core.support import cache
 from bitnet.core.testing.hybrid_steps import SHAPES as HYBRIDS
 from bitnet.core.testing.hybrid_steps import Hybrid, hybrid_program
@@ -114,9 +130,44 @@ def programs() -> Sequence[tuple[Program, bool]]:
     others += [(with_table(np.random.default_rng(8), *shape), False) for shape in ((512, 64), (1024, 128), (64, 32))]
     others += [(hybrid_program(np.random.default_rng(9), HYBRIDS[name], LIMITS), False) for name in ("wide", "odd")]
     others += [(hybrid_program(np.random.default_rng(9), FAR_BLOCKS, LIMITS), False)]
+    others += [(norms_last(model.program(LIMITS, 64)), False) for model in scaled[:3]]
+    others += [(norms_last(hybrid_program(np.random.default_rng(9), HYBRIDS["wide"], LIMITS)), False)]
+    others += [(gelu(model.program(LIMITS, 64)), False) for model in (wide, scaled[2], scaled[3])]
+    others += [(in_columns(gelu(model.program(LIMITS, 64))), False) for model in (wide, scaled[0], scaled[2])]
     mixed = [mixed_program(np.random.default_rng(10), shape, LIMITS) for shape in MIXTURES.values()]
     others += [(program, keep) for program in mixed for keep in (False, True)]
     return (plain, False), (plain, True), (odd.program(LIMITS, 64, "f32"), False), *others
+
+
+def norms_last(program: Program) -> Program:
+    """The program with norms of heads after their rotation."""
+    ops: list[Op] = [
+        replace(op, norms_last=op.q_norm is not None) if isinstance(op, RopeAppend) else op for op in program.ops
+    ]
+    assert ops != list(program.ops), "no heads are normed"
+    return replace(program, ops=ops)
+
+
+def gelu(program: Program) -> Program:
+    """The program with gates that GELU activates, and norms of its first rows that are added to them."""
+    width = program.tensors["x"].shape[1]
+    ops = [replace(op, activation="gelu_tanh") if isinstance(op, GluNormQuant) else op for op in program.ops]
+    ops[1:1] = [NormTokens("x", "norm", 1e-5, "normed"), NormTokens("normed", "norm", 1e-5, "x", add=True)]
+    return replace(program, ops=ops, tensors={**program.tensors, "normed": tensor("normed", "f32", "M", width)})
+
+
+def in_columns(program: Program) -> Program:
+    """The program with a product for each matrix."""
+    ops = list[Op]()
+    for op in program.ops:
+        if isinstance(op, TernaryMatmul) and len(op.weights) > 1:
+            column = 0
+            for name in op.weights:
+                ops.append(replace(op, weights=(name,), column=column))
+                column += program.weights[name].shape[0]
+        else:
+            ops.append(op)
+    return replace(program, ops=ops)
 
 
 def with_table(rng: np.random.Generator, width: int, group: int) -> Program:
@@ -196,6 +247,45 @@ def test_attention_rotates_a_part_of_heads() -> None:
     (attention,) = (launch for launch in made if launch.kernel.file == "attention_decode")
     assert dict(attention.kernel.defines)["ROPE"] == 1
     assert dict(attention.kernel.defines)["ROTATED"] == HYBRIDS["wide"].rotary // 2
+
+
+def test_attention_rotates_no_heads_that_are_normed_afterwards() -> None:
+    """The norms that it has are those before the rotation."""
+    model = TinyModel(np.random.default_rng(7), layers=1, head_dim=64, ffn=256, head_norms=True)
+    for program, expected in ((model.program(LIMITS, 64), []), (norms_last(model.program(LIMITS, 64)), [1])):
+        context = Context(NoDevice(), program, StepLayout(LIMITS))  # type: ignore[arg-type]
+        for tokens in (1, 8):
+            made = lower(context, Bucket(tokens, tokens, 192, apart=True), CudaOps(132, (9, 0)).lowering().table)
+            ropes = [launch.kernel for launch in made if launch.kernel.file == "rope_append"]
+            assert [dict(rope.defines)["NORMS_LAST"] for rope in ropes] == expected
+            (attention,) = (launch.kernel for launch in made if launch.kernel.file == "attention_decode")
+            assert dict(attention.defines)["ROPE"] == 1 - len(expected)
+
+
+@pytest.mark.parametrize("tokens", [1, 8, 64, 1024])
+def test_products_of_some_columns_are_in_no_group(tokens: int) -> None:
+    """Neither with the quantisation before them, nor with the activation after them."""
+    model = TinyModel(np.random.default_rng(7), layers=1, head_dim=64, ffn=256)
+    program = in_columns(gelu(model.program(LIMITS, 64)))
+    context = Context(NoDevice(), program, StepLayout(LIMITS))  # type: ignore[arg-type]
+    made = lower(context, Bucket(tokens, 0, 192, apart=True), CudaOps(132, (9, 0)).lowering().table)
+    files = [launch.kernel.file for launch in made]
+    assert files.count("norm_values") == 2
+    assert files.count("put_columns") == 5
+    assert files.count("glu_norm_quant") == 1
+    for launch in made:
+        if launch.kernel.file == "glu_norm_quant":
+            assert dict(launch.kernel.defines)["GELU"] == 1
+
+
+def test_texts_whose_every_token_is_a_row_are_prompts() -> None:
+    """As an embedder has them; tokens that are a sequence each are not."""
+    program = TinyModel(np.random.default_rng(7), layers=1, head_dim=64, ffn=256).program(LIMITS, 64)
+    program = replace(program, ops=[op for op in program.ops if not isinstance(op, DenseMatmul | Sample)])
+    context = Context(NoDevice(), program, StepLayout(LIMITS))  # type: ignore[arg-type]
+    for tokens, apart, expected in ((64, False, "prefill"), (512, False, "wgmma"), (64, True, "decode")):
+        made = lower(context, Bucket(tokens, tokens, 192, apart=apart), CudaOps(132, (9, 0)).lowering().table)
+        assert f"attention_{expected}" in {launch.kernel.file for launch in made}
 
 
 @pytest.mark.parametrize("tokens", [1, 8])

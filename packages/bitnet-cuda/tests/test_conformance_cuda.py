@@ -11,18 +11,23 @@ import numpy.typing as npt
 import pytest
 
 from bitnet.core.hal import (
+    EMBEDDERS,
     EXPERTS,
     KV_I8,
+    ROTATED_NORMS,
     STATES,
     WINDOWS,
     Device,
     ExpertMatmul,
     GluNormQuant,
+    KVSpec,
     Limits,
     NormQuant,
     Op,
     Program,
+    RopeAppend,
     Route,
+    SequenceStep,
     Step,
     StepLayout,
     TernaryMatmul,
@@ -38,7 +43,17 @@ from bitnet.core.testing.linear import Grouped, check_groups
 from bitnet.core.testing.norms import check_codes
 from bitnet.core.testing.recurrent import Conv, Delta
 from bitnet.core.testing.recurrent_inputs import Inputs, check_inputs
-from bitnet.core.testing.rig import assert_same_bits, assert_within, dense, random_ternary, tensor, ternary, tokens
+from bitnet.core.testing.rig import (
+    Rig,
+    assert_rel,
+    assert_same_bits,
+    assert_within,
+    dense,
+    random_ternary,
+    tensor,
+    ternary,
+    tokens,
+)
 from bitnet.core.testing.tables import Table, check_head
 from bitnet.core.testing.transforms import Blocks, random_signs
 from bitnet.cuda.attention import FAR
@@ -425,7 +440,7 @@ class TestConformance(ConformanceSuite):
             (100, 2560, 64),
         ],
     )
-    @pytest.mark.parametrize("activation", ["relu2", "silu"])
+    @pytest.mark.parametrize("activation", ["relu2", "silu", "gelu_tanh"])
     def test_gates_of_any_number_of_tokens(
         self,
         device: Device,
@@ -433,7 +448,7 @@ class TestConformance(ConformanceSuite):
         m: int,
         width: int,
         group: int | None,
-        activation: Literal["relu2", "silu"],
+        activation: Literal["relu2", "silu", "gelu_tanh"],
     ) -> None:
         """Gates and ups multiplied in the product that makes them, as in no program that keeps its tensors."""
         k = 656 if group is None else 640 if m > 64 and group < 256 else 1024
@@ -469,6 +484,68 @@ class TestConformance(ConformanceSuite):
         products = oracle.glu(multiply(codes, scale, [gate, up]), activation)
         check_codes(h[:m], hs, oracle.absmax(oracle.rms_norm(products, gain, 1e-5)))
         assert (h[m:] == -128).all(), "rows past the step's tokens were written"
+
+    @needs(EMBEDDERS)
+    @pytest.mark.parametrize("group", [None, 128])
+    @pytest.mark.parametrize("m", [1, 7, 40, 300])
+    def test_gates_and_ups_of_inputs_of_their_own(
+        self, device: Device, rng: np.random.Generator, m: int, group: int | None
+    ) -> None:
+        """Two products fill the columns that an activation reads, in a program that keeps no tensors. Whole numbers are
+        their own codes."""
+        k, width = 640, 260
+        inputs = {name: rng.integers(-127, 128, (m, k)).astype(np.float32) for name in "xz"}
+        for rows in inputs.values():
+            rows[np.arange(m), rng.integers(0, k, m)] = 127
+        units = [rng.uniform(5e-4, 2e-3, (width, k // group)).astype(np.float16) if group else 1e-3 for _ in range(2)]
+        gate, up = ((random_ternary(rng, width, k), unit) for unit in units)
+        specs = [tensor(name, "f32", "M", k) for name in inputs] + [tensor("a", "i8", "M", k), tensor("s", "f32", "M")]
+        specs += [tensor("gu", "f32", "M", 2 * width), tensor("h", "i8", "M", width), tensor("hs", "f32", "M")]
+        ops: list[Op] = [
+            NormQuant("x", None, 0.0, "a", "s"),
+            TernaryMatmul("a", "s", ("gate",), "gu", column=0),
+            NormQuant("z", None, 0.0, "a", "s"),
+            TernaryMatmul("a", "s", ("up",), "gu", column=width),
+            GluNormQuant("gu", None, 0.0, "gelu_tanh", "h", "hs"),
+        ]
+        weights: dict[str, Weight] = {"gate": ternary(*gate), "up": ternary(*up)}
+        limits = Limits(m + 3)
+        with closing(device.compile(Program(ops, {s.name: s for s in specs}, weights, limits))) as executable:
+            for name, rows in inputs.items():
+                executable.write(name, rows)
+            executable.write("gu", np.full((m + 3, 2 * width), np.nan, np.float32))
+            executable.write("h", np.full((m + 3, width), -128, np.int8))
+            run(executable, Step(StepLayout(limits), tokens(m)))
+            h, hs = executable.read("h"), executable.read("hs", m)
+        multiply: Any = oracle.group_matmul if group else oracle.ternary_matmul
+        ones, codes = np.ones(m, np.float32), {name: rows.astype(np.int8) for name, rows in inputs.items()}
+        parts = [multiply(codes[name], ones, [w]) for name, w in (("x", gate), ("z", up))]
+        check_codes(h[:m], hs, oracle.absmax(oracle.glu(np.concatenate(parts, axis=1), "gelu_tanh")))
+        assert (h[m:] == -128).all(), "rows past the step's tokens were written"
+
+    @needs(ROTATED_NORMS)
+    @pytest.mark.parametrize("style", ["neox", "interleaved"])
+    @pytest.mark.parametrize("part", [2, 12, 64])
+    def test_norms_after_the_rotation_of_a_part(
+        self, device: Device, rng: np.random.Generator, part: int, style: Literal["neox", "interleaved"]
+    ) -> None:
+        """All of a head counts for its norm. The tables make heads longer, which a norm before it would leave."""
+        m, heads, kv_heads, d, positions = 5, 4, 2, 72, 40
+        x = rng.standard_normal((m, (heads + 2 * kv_heads) * d)).astype(np.float32)
+        angles = rng.uniform(0, 7, (positions, part // 2))
+        cos, sin = ((1.5 * f(angles)).astype(np.float32) for f in (np.cos, np.sin))
+        norm = rng.uniform(-2, 2, d).astype(np.float32)
+        weights: dict[str, Weight] = {"cos": dense(cos), "sin": dense(sin), "n": dense(norm)}
+        op = RopeAppend("qkv", 0, heads, kv_heads, d, "cos", "sin", style, "n", "n", 1e-6, norms_last=True)
+        specs, kv = [tensor("qkv", "f32", "M", x.shape[1])], KVSpec(1, kv_heads, d, 3, dtype="f32")
+        with Rig(device, [op], specs, weights, limits=Limits(m, max_blocks=2), kv=kv) as rig:
+            out = rig.run([SequenceStep(np.zeros(m, np.int32), m + 9, [0, 1])], {"qkv": x}, ["qkv"])["qkv"]
+        for row in range(m):
+            q = x[row, : heads * d].reshape(heads, d).astype(np.float64)
+            q[:, :part] = oracle.rotate(q[:, :part], cos[row + 9], sin[row + 9], style)
+            assert_rel(
+                f"q of token {row}", out[row, : heads * d].reshape(heads, d), oracle.rms_norm(q, norm, 1e-6), 2e-6
+            )
 
     @pytest.mark.parametrize(
         "heads",

@@ -1,5 +1,5 @@
-"""Defects of the kernels for recurrent layers, transforms, mixtures of experts and windows, which the conformance suite
-must catch."""
+"""Defects of the kernels for recurrent layers, transforms, mixtures of experts, windows, norms after rotations and
+models for embeddings, which the conformance suite must catch."""
 
 from __future__ import annotations
 
@@ -115,9 +115,31 @@ RECURRENT = (
     Mutant("rotation: pairs too far apart", "(second ? i - PAIRS : i + PAIRS)", "(DIM - 1 - i)", PAIRS),
 )
 
+LAST_NORMS, PART_NORMS = "test_norms_after_the_rotation and f16", "test_norms_after_the_rotation_of_a_part"
+NORMS_LAST = (
+    Mutant("norms last: none", "if (NORMS_LAST && !value) normalise();", "", LAST_NORMS),
+    Mutant("norms last: first, too", "if (NORMS && !NORMS_LAST && !value) n", "if (NORMS && !value) n", LAST_NORMS),
+    Mutant("norms last, part: twice", "NORMS && !NORMS_LAST && !value ? row", "NORMS && !value ? row", PART_NORMS),
+    Mutant("norms last, part: a lane's first weight", "*= inverse * norm[i];", "*= inverse * norm[lane];", PART_NORMS),
+)
+
+COLUMNS, GELU = "test_products_fill_some_columns", "test_gelu"
+EMBEDDERS = (
+    Mutant("columns: the first ones", "* width + first + i", "* width + i", COLUMNS),
+    Mutant("columns: not the last", "i < cols; i += blockDim.x", "i < cols - 1; i += blockDim.x", COLUMNS),
+    Mutant("columns: replaced", "ADD ? __fadd_rn(*to, value) : value;", "value;", COLUMNS),
+    Mutant("norms of tokens: replaced", "#if ADD\n        float4 old", "#if 0\n        float4 old", "test_norm_tokens"),
+    Mutant("norms of tokens: the first token's", "x + (size_t)m * dim);\n", "x);\n", "test_norm_tokens"),
+    Mutant("GELU: no cube", "fmaf(0.044715f * g, g, 1.0f)", "1.0f", GELU),
+    Mutant("GELU: by a simpler sigmoid", "1.5957691216f * g * fmaf", "1.702f * g * fmaf", GELU),
+)
+
+
+ALL = *RECURRENT, *EXPERTS, *NORMS_LAST, *EMBEDDERS
+
 
 @pytest.mark.nightly
-@pytest.mark.parametrize("mutant", [*RECURRENT, *EXPERTS], ids=lambda mutant: mutant.defect.replace(" ", "-"))
+@pytest.mark.parametrize("mutant", ALL, ids=lambda mutant: mutant.defect.replace(" ", "-"))
 def test_a_defect_is_caught(mutant: Mutant, tmp_path: Path, require_device: Callable[[str, str | None], None]) -> None:
     found = BACKEND.probe()
     require_device("cuda:0", None if found.devices else found.reason or "there is no CUDA device")

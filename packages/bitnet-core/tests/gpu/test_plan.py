@@ -12,6 +12,7 @@ import pytest
 
 from bitnet.core.gpu import Bucket
 from bitnet.core.gpu.fusions import FUSIONS, FeedForward, Fusion, Layer, NormChoice, NormProduct, RopeAttention
+from bitnet.core.gpu.ops.variants import ColumnMatmul
 from bitnet.core.gpu.plan import candidates, lower
 from bitnet.core.hal import (
     AddBias,
@@ -67,6 +68,7 @@ def test_a_rotation_is_its_attentions_alone() -> None:
         assert not groups_at([rope, attention, NORM, reader])
         assert groups_at([rope, attention, anew, reader])
     assert not groups_at([rope, attention, replace(anew, add=True)])
+    assert not groups_at([rope, attention, replace(anew, column=4)]), "the other columns stay"
 
 
 def test_a_rotation_stays_alone_where_another_token_reads_its_key() -> None:
@@ -96,6 +98,16 @@ def test_a_program_that_keeps_its_tensors_is_not_grouped(keep: bool) -> None:
     context: Any = SimpleNamespace(program=Program([NORM, PRODUCT], {}, {}, Limits(1)), keep=keep)
     launched: list[Any] = lower(context, BUCKET, table)
     assert launched == ([NormQuant, TernaryMatmul] if keep else [NormProduct])
+
+
+def test_a_product_of_some_columns_is_not_grouped() -> None:
+    """Unless a backend lowers it as others."""
+    ops: list[Op] = [NORM, replace(PRODUCT, column=4)]
+    kinds = (NormQuant, TernaryMatmul, ColumnMatmul, NormProduct)
+    table: Any = {kind: lambda ctx, op, bucket, kind=kind: [kind] for kind in kinds}
+    context: Any = SimpleNamespace(program=Program(ops, {}, {}, Limits(1)), keep=False)
+    launched: list[Any] = lower(context, BUCKET, table)
+    assert launched == [NormQuant, ColumnMatmul]
 
 
 def test_a_layer_adds_to_what_its_norms_read() -> None:

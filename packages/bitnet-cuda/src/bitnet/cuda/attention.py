@@ -7,7 +7,7 @@ import numpy as np
 from bitnet.core.gpu import Arg, Bucket, Context, KernelSpec, Launch
 from bitnet.core.gpu.ops import attention_inputs, ceil_div, kv_defines, part_defines, positions, rope_defines
 from bitnet.core.gpu.ops.scaled import head_norm_inputs, norms_heads
-from bitnet.core.hal import Attention, RopeAppend
+from bitnet.core.hal import Attention, RopeAppend, Sample
 from bitnet.cuda.products import CLUSTERS, MAX_CLUSTER, TENSOR_CORES, WGMMA, largest, shared_bytes
 from bitnet.cuda.tiles import ALIGNMENT, MANY_TOKENS, PANEL, TiledMatrix
 
@@ -78,7 +78,7 @@ class AttentionOps:
         angles = ctx.dense(op.cos).data, ctx.dense(op.sin).data
         args = (*positions(ctx, op.table), *tensors, *angles, *head_norm_inputs(ctx, op, ctx.step))
         sizes = {"HEADS": op.heads, "KV_HEADS": op.kv_heads, "WARPS": ROPE_WARPS, "NEOX": int(op.style == "neox")}
-        sizes["NORMS"] = int(norms_heads(op))
+        sizes |= {"NORMS": int(norms_heads(op)), "NORMS_LAST": int(op.norms_last)}
         part = part_defines(ctx, op)
         name, defines = "rope_part" if part else "rope_append", kv_defines(ctx, op) | sizes | part
         spec = KernelSpec(name, name, tuple(defines.items()))
@@ -122,7 +122,8 @@ class AttentionOps:
 
     def splits(self, ctx: Context, op: Attention, bucket: Bucket) -> bool:
         fits = self._tensor_cores and op.head_dim in (64, 128, 256) and op.heads // op.kv_heads <= 8
-        decoding = bucket.tokens <= SPLIT_TOKENS or bucket.tokens == bucket.rows
+        each = bucket.apart or isinstance(ctx.program.ops[-1], Sample)  # else a row for each token is no decoding
+        decoding = bucket.tokens <= SPLIT_TOKENS or (bucket.tokens == bucket.rows and each)
         return fits and self._narrow(ctx) and decoding
 
     @staticmethod

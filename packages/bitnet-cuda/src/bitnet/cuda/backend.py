@@ -11,10 +11,12 @@ from uuid import UUID
 
 from bitnet.core.gpu.probing import denied_nodes, no_library, no_permission
 from bitnet.core.hal import (
+    EMBEDDERS,
     EXPERTS,
     KERNEL_FEATURES,
     LOOK_AHEAD,
     PREPARES,
+    ROTATED_NORMS,
     STATES,
     WINDOWS,
     Device,
@@ -152,7 +154,8 @@ def _info(index: int, driver_version: str) -> tuple[DeviceInfo, tuple[int, int]]
     integrated = get(driver.cuDeviceGetAttribute(attribute.CU_DEVICE_ATTRIBUTE_INTEGRATED, device))
     multiprocessors = get(driver.cuDeviceGetAttribute(attribute.CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT, device))
     memory = int(get(driver.cuDeviceTotalMem(device)))
-    features = ["int8-dot", "f16", *KERNEL_FEATURES, STATES, EXPERTS, WINDOWS, PREPARES, LOOK_AHEAD]
+    features = ["int8-dot", "f16", *KERNEL_FEATURES, STATES, EXPERTS, WINDOWS, ROTATED_NORMS, EMBEDDERS]
+    features += [PREPARES, LOOK_AHEAD]
     features += ["int8-tensor-cores"] if capability >= (8, 0) else []
     features += ["dependent-launch"] if capability >= (9, 0) else []
     info = DeviceInfo(

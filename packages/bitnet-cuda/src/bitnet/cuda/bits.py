@@ -20,8 +20,8 @@ GROUP_WORDS = 73
 """Words of shared memory for the bits of a group's activations. The kernel uses 72, but with 72 a layer took 25.5 µs
 instead of 24.3 on an H200, and with 80, 24.6; why is not known."""
 ONE_BLOCKS, BLOCKS = 3, 2
-"""Maximum blocks per multiprocessor: of blocks that process one tile at a time, and of others. If there are no more
-tiles than blocks, each tile has a block of its own."""
+"""Maximum blocks per multiprocessor: of blocks that process one tile at a time and read activations that are quantised
+already, and of others. If there are no more tiles than blocks, each tile has a block of its own."""
 ONE_WARPS = 8
 """Maximum warps of a block that processes one tile at a time."""
 TILES, WARPS, DEPTH = 2, 5, 2
@@ -51,28 +51,31 @@ class BitsShape(NamedTuple):
     shared: int
 
 
-def bits_shape(w: TernaryBuffer, multiprocessors: int, most: int) -> BitsShape | None:
+def bits_shape(w: TernaryBuffer, multiprocessors: int, most: int, *, ready: bool) -> BitsShape | None:
     """The launch for a matrix, or None if the kernel does not support it with ``most`` bytes of shared memory.
 
     Blocks have their tiles at once, or room for one more tile than they process. Where two tiles of a long row do not
     fit so, a block processes one at a time, shared by more warps.
+
+    Args:
+        ready: Activations come quantised. Otherwise each block does that work, so more blocks take longer.
     """
     if w.group != GROUP or w.cols % STEP:
         return None
     choices = ((1, ONE_WARPS, 1), (TILES, WARPS, 1), (TILES, WARPS, DEPTH), (1, ONE_WARPS, DEPTH))
-    shapes = [_shape(w, *choice, multiprocessors) for choice in choices]
+    shapes = [_shape(w, *choice, multiprocessors, ready=ready) for choice in choices]
     wanted = (s for s in shapes if s.shared <= most and (s.depth > 1 or s.tiles * s.blocks * ROWS >= w.rows))
     return next(wanted, shapes[0] if shapes[0].shared <= most else None)
 
 
-def _shape(w: TernaryBuffer, tiles: int, warps: int, depth: int, multiprocessors: int) -> BitsShape:
+def _shape(w: TernaryBuffer, tiles: int, warps: int, depth: int, multiprocessors: int, *, ready: bool) -> BitsShape:
     """The launch of blocks of ``tiles`` tiles, each for at most ``warps`` warps."""
     steps, groups = w.cols // STEP, w.cols // GROUP
     each = ceil_div(steps, warps)
     split = ceil_div(steps, each)
     terms = 2 * tiles * ROWS * (groups | 1)
     shared = ALIGNMENT + depth * tiles * split * each * STEP_BYTES + 4 * (groups * GROUP_WORDS + terms)
-    at_once = max(1, min(ONE_BLOCKS if tiles == 1 else BLOCKS, SHARED // (shared + RESERVED)))
+    at_once = max(1, min(ONE_BLOCKS if tiles == 1 and ready else BLOCKS, SHARED // (shared + RESERVED)))
     blocks = ceil_div(ceil_div(w.rows, ROWS), tiles)
     blocks = ceil_div(blocks, ceil_div(blocks, at_once * multiprocessors))  # which process the same number of tiles
     return BitsShape(tiles, split, depth, blocks, shared)

@@ -15,7 +15,7 @@ import numpy as np
 
 from bitnet.core.gpu import Arg, Bucket, Buffer, Context, Dispatch, KernelSpec, Launch
 from bitnet.core.gpu.fusions import ExpertFeedForward
-from bitnet.core.gpu.ops import ceil_div
+from bitnet.core.gpu.ops import activation_defines, ceil_div
 from bitnet.core.gpu.ops.experts import ALONE, MAX_LANES, TILE, max_tiles
 from bitnet.core.gpu.ops.variants import ExpertGlu
 from bitnet.core.hal import ExpertMatmul, GluNormQuant, Route
@@ -135,7 +135,7 @@ class ExpertLaunches:
             "WG": group,
             "DIM": width,
             "NORM": int(op.weight is not None),
-            "RELU2": int(op.activation == "relu2"),
+            **activation_defines(op.activation),
         }
         return [_launch("expert_glu", (op.parts, bucket.tokens, 1), group, args, defines)]
 
@@ -159,7 +159,7 @@ class ExpertLaunches:
         tiles = UP_WARPS // split
         norm = ctx.dense(route.weight).data, np.float32(route.eps)
         args = (ctx.step, ctx.tensors[route.x], *norm, logits, up.codes, up.scales, _limit(glu), products)
-        defines = {"COLS": hidden, "F": width, "TILES": tiles, "KSPLIT": split, "RELU2": int(glu.activation == "relu2")}
+        defines = {"COLS": hidden, "F": width, "TILES": tiles, "KSPLIT": split, **activation_defines(glu.activation)}
         grid = ceil_div(width, 8 * tiles), top, bucket.tokens
         first = _launch("expert_up", grid, 32 * UP_WARPS, args, {**defines, **sizes, **up.defines})
         rows = down.rows // count

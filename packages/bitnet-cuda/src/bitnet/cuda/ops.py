@@ -13,7 +13,7 @@ import numpy as np
 
 from bitnet.core.gpu import Bucket, Buffer, Context, Dispatch, KernelSources, Launch, Lowering
 from bitnet.core.gpu.fusions import Choice, GatedProduct, GatedTransform, NormChoice, NormHead, RopeAttention
-from bitnet.core.gpu.ops import RowOps, ceil_div
+from bitnet.core.gpu.ops import RowOps, activation_defines, ceil_div
 from bitnet.core.gpu.ops.logprobs import history, logprobs
 from bitnet.core.gpu.ops.products import ProductInput, fused_products, glu_products, row_sums
 from bitnet.core.gpu.ops.scaled import norms_heads
@@ -37,6 +37,7 @@ from bitnet.core.hal import (
     TernaryMatmul,
 )
 from bitnet.cuda.attention import AttentionOps
+from bitnet.cuda.embedders import EmbedderOps
 from bitnet.cuda.experts import ExpertLaunches
 from bitnet.cuda.head import HeadOps
 from bitnet.cuda.products import CLUSTERS, DECODE_TOKENS, FEW_TOKENS, MAX_CLUSTER, TENSOR_CORES, Products
@@ -89,6 +90,7 @@ class CudaOps:
             TernaryTable: TableOps(multiprocessors, capability).lower,
             PartialRope: self._attention.rope_append,
             **ExpertLaunches(capability).table(),
+            **EmbedderOps(self._products).table(),
             **(groups if self._tensor_cores else {}),
         }
         self._recurrent = RecurrentLaunches(multiprocessors, capability, self._products, self._rows, self._table)
@@ -140,13 +142,14 @@ class CudaOps:
         weight = ctx.dense(op.weight).data if op.weight else gate_up
         outs = ctx.tensors[op.out], ctx.tensors[op.scale], row_sums(ctx, op.out)
         defines = {"DIM": ctx.shape(op.gate_up)[1] // 2, "NORM": int(op.weight is not None)}
-        defines |= {"RELU2": int(op.activation == "relu2"), "BOUND": int(self._products.bounded(ctx, op.out))}
+        defines |= activation_defines(op.activation) | {"BOUND": int(self._products.bounded(ctx, op.out))}
         args = (ctx.step, gate_up, weight, np.float32(op.eps), *outs)
         return [replace(self._rows.launch("glu_norm_quant", bucket.tokens, args, defines=defines), overlaps=True)]
 
     def _rope_attention(self, ctx: Context, group: RopeAttention, bucket: Bucket) -> list[Launch] | None:
         most = DECODE_TOKENS if norms_heads(group.rope) else FEW_TOKENS[-1]
         able = bucket.tokens <= most and self._attention.splits(ctx, group.attention, bucket)
+        able = able and not group.rope.norms_last
         return [self._attention.decode(ctx, group.attention, bucket, group.rope)] if able else None
 
     def _choice(self, ctx: Context, group: Choice | NormChoice, bucket: Bucket) -> list[Launch] | None:

@@ -93,15 +93,19 @@ class Products:
         self._clusters = capability >= CLUSTERS
         self._shared = shared_bytes(capability)
 
-    def ternary_matmul(self, ctx: Context, op: TernaryMatmul, bucket: Bucket) -> list[Launch]:
-        x, scale, out = ctx.tensors[op.x], ctx.tensors[op.scale], ctx.tensors[op.out]
+    def ternary_matmul(
+        self, ctx: Context, op: TernaryMatmul, bucket: Bucket, out: Buffer | None = None
+    ) -> list[Launch]:
+        """A product, in ``out`` if its results are not to be in the operation's tensor."""
+        out = out or ctx.tensors[op.out]
+        x, scale = ctx.tensors[op.x], ctx.tensors[op.scale]
         w = ternary(ctx, op.weights)
         if self.decodes(w, bucket):
             return [*self.row_sums(ctx, op, bucket), self.decode(ctx, op, bucket, ProductInput(x, scale=scale), out)]
         if self.tiles(w):
             return [*self.row_sums(ctx, op, bucket), self.tiled(ctx, op, bucket, out)]
         if w.group is not None:  # the core's launch, on codes that `ternary` gave their signs
-            return group_product(ctx, op, bucket)
+            return group_product(ctx, op, bucket, out)
         args = (ctx.step, x, scale, w.codes, w.scales, out, np.int32(w.rows))
         shape = (("COLS", w.cols), ("ROW_BYTES", w.row_bytes), ("ADD", int(op.add)))
         defines = (*shape, ("ROWS", GEMV_ROWS), ("TOKENS", min(bucket.tokens, DECODE_TOKENS)), *w.defines.items())
@@ -192,8 +196,10 @@ class Products:
         tiles, split = self._shape(w.rows, w.row_bytes, bucket.tokens)
         if w.group is not None:
             tiles, split = self._group_shape(w.rows, w.row_bytes)
-        if self._wgmma and bucket.tokens == 1 and (shape := bits_shape(w, self._multiprocessors, BITS_SHARED)):
-            return bits_product(ctx, op, source, out, activation, shape)
+        if self._wgmma and bucket.tokens == 1:
+            ready = source.kind == 0
+            if shape := bits_shape(w, self._multiprocessors, BITS_SHARED, ready=ready):
+                return bits_product(ctx, op, source, out, activation, shape)
         cluster = bucket.tokens if source.kind else 1
         if cluster > 1:  # smaller blocks, so that no cluster has to wait for another
             tiles = min(tiles, ROOMY_WARPS // split or 1)
@@ -224,9 +230,10 @@ class Products:
     def pair(self, ctx: Context, op: TernaryMatmul, bucket: Bucket, pair: Pair) -> Launch | None:
         """The product ``op`` of few tokens together with another, or None if no kernel takes both."""
         both = replace(pair.first, rows=pair.first.rows + pair.second.rows)
-        if self._wgmma and bucket.tokens == 1 and (bits := bits_shape(both, self._multiprocessors, BITS_SHARED)):
+        if self._wgmma and bucket.tokens == 1:
             source = ProductInput(ctx.tensors[op.x], scale=ctx.tensors[op.scale])
-            return bits_product(ctx, op, source, pair.convolved, "", bits, pair)
+            if bits := bits_shape(both, self._multiprocessors, BITS_SHARED, ready=True):
+                return bits_product(ctx, op, source, pair.convolved, "", bits, pair)
         if few := self._few(both, bucket.tokens):
             return few_product(ctx, op, bucket.tokens, pair.convolved, "", few, pair)
         return None

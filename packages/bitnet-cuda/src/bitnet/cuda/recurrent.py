@@ -9,7 +9,7 @@ import numpy as np
 
 from bitnet.core.gpu import Arg, Bucket, Buffer, Context, Dispatch, KernelSpec, Launch
 from bitnet.core.gpu.fusions import RecurrentInputs
-from bitnet.core.gpu.ops import RowOps, ceil_div
+from bitnet.core.gpu.ops import RowOps, activation_defines, ceil_div
 from bitnet.core.gpu.ops.products import row_sums
 from bitnet.core.gpu.ops.recurrent import Quantising, Transforming
 from bitnet.core.gpu.ops.variants import Transformed, recurrent_variants
@@ -233,7 +233,7 @@ class RecurrentLaunches:
             "BOUND": int(self._products.bounded(ctx, op.out)),
         }
         if isinstance(op, GluNormQuant):
-            defines["RELU2"] = int(op.activation == "relu2")
+            defines |= activation_defines(op.activation)
         elif isinstance(op, GatedQuant):
             head = width if weight is None else ctx.program.weights[weight].shape[0]
             defines |= {"SILU": int(op.activation == "silu"), "HEAD": head, "UNTILE": op.untile}

@@ -98,6 +98,8 @@ _TYPES = {kind: _types(kind) for kind in FUSIONS}
 def reads(op: Op) -> frozenset[str]:
     """The tensors whose contents an operation depends on."""
     added = {op.out} if isinstance(op, TernaryMatmul | NormTokens) and op.add else set()
+    if isinstance(op, TernaryMatmul) and op.column is not None:
+        added = {op.out}  # whose other columns stay
     if isinstance(op, ExpertMatmul) and op.shares is not None:
         added = {op.out, op.shares}
     return frozenset({getattr(op, name) for name in _READS[type(op)]} | added)

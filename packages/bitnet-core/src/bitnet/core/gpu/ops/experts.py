@@ -14,7 +14,7 @@ import numpy as np
 from bitnet.core.gpu.context import Bucket, Context
 from bitnet.core.gpu.drivers.interface import Arg, Buffer, Launch, launch
 from bitnet.core.gpu.drivers.windows import Windows
-from bitnet.core.gpu.ops.rows import ceil_div
+from bitnet.core.gpu.ops.rows import activation_defines, ceil_div
 from bitnet.core.gpu.weights import TernaryBuffer
 from bitnet.core.hal import ExpertMatmul, GluNormQuant, Route
 
@@ -93,7 +93,7 @@ class ExpertOps:
         weight = ctx.dense(op.weight).data if op.weight else gate_up
         results = ctx.tensors[op.out], ctx.tensors[op.scale], np.int32(width), limit
         args = (ctx.step, gate_up, weight, np.float32(op.eps), *results)
-        defines = {"WG": self.group, "NORM": int(op.weight is not None), "RELU2": int(op.activation == "relu2")}
+        defines = {"WG": self.group, "NORM": int(op.weight is not None), **activation_defines(op.activation)}
         return [launch("expert_glu", (op.parts, bucket.tokens, 1), self.group, args, defines)]
 
     def _tiles(self, ctx: Context, op: ExpertMatmul, bucket: Bucket) -> tuple[list[Launch], tuple[Buffer, Buffer]]:

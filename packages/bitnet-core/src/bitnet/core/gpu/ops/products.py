@@ -11,6 +11,7 @@ import numpy as np
 from bitnet.core.gpu.context import Bucket, Context, Dispatch
 from bitnet.core.gpu.drivers.interface import Arg, Buffer, Launch
 from bitnet.core.gpu.fusions import FeedForward, NormProduct
+from bitnet.core.gpu.ops.rows import activation_defines
 from bitnet.core.hal import GatedQuant, GluNormQuant, NormQuant, Op, TernaryMatmul
 
 NO_NORM, NORM = 1, 2
@@ -95,7 +96,7 @@ def fused_products(decode: Decode, quantises: Callable[[Context, TernaryMatmul, 
 
 def product_defines(op: TernaryMatmul, activation: str) -> dict[str, int]:
     """Preprocessor constants of a product on any API: the activation, if any, and whether it adds to ``out``."""
-    return {"GLU": int(bool(activation)), "RELU2": int(activation == "relu2"), "ADD": int(op.add)}
+    return {"GLU": int(bool(activation)), **activation_defines(activation), "ADD": int(op.add)}
 
 
 def product_args(ctx: Context, op: TernaryMatmul, source: ProductInput, out: Buffer) -> tuple[Arg, ...]:

@@ -15,7 +15,7 @@ import numpy as np
 
 from bitnet.core.gpu.context import Bucket, Context, Dispatch
 from bitnet.core.gpu.drivers.interface import Buffer, Launch, launch
-from bitnet.core.gpu.ops.rows import RowOps, ceil_div
+from bitnet.core.gpu.ops.rows import RowOps, activation_defines, ceil_div
 from bitnet.core.hal import (
     CausalConv,
     DeltaGates,
@@ -149,7 +149,7 @@ class RecurrentOps:
             return [launch("gated_values", (width // head, bucket.tokens, 1), group, args, defines)]
         if isinstance(op, GluNormQuant):
             product = out if weight is None else ctx.scratch("activated rows", tokens * width * 4)
-            defines = {"WG": group, "RELU2": int(op.activation == "relu2")}
+            defines = {"WG": group, **activation_defines(op.activation)}
             made.append(launch("glu_values", row, group, (ctx.step, x, product, dim), defines))
             x = product
             if weight is None:

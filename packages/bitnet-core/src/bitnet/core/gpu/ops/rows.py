@@ -67,6 +67,12 @@ def kv_defines(ctx: Context, op: RopeAppend | Attention) -> dict[str, int]:
     return {"DIM": op.head_dim, "BLOCK": cache.block_size, "KV_F16": int(cache.dtype == "f16")} | codes
 
 
+def activation_defines(activation: str) -> dict[str, int]:
+    """Preprocessor constants of kernels that activate gates."""
+    gelu = {"GELU": 1} if activation == "gelu_tanh" else {}  # omitted otherwise: most devices have no kernels for it
+    return {"RELU2": int(activation == "relu2")} | gelu
+
+
 def rope_defines(rope: RopeAppend | None) -> dict[str, int]:
     """Preprocessor constants that make an attention kernel also rotate and update the KV cache."""
     return {"ROPE": int(rope is not None), "NEOX": int(rope is not None and rope.style == "neox")}
@@ -141,7 +147,7 @@ class RowOps:
         tokens, width = ctx.shape(op.gate_up)
         products = ctx.scratch("glu products", tokens * width // 2 * 4)
         args = (ctx.step, gate_up, weight, np.float32(op.eps), ctx.tensors[op.out], ctx.tensors[op.scale])
-        defines = {"NORM": int(op.weight is not None), "RELU2": int(op.activation == "relu2")}
+        defines = {"NORM": int(op.weight is not None)} | activation_defines(op.activation)
         return [self.launch("glu_norm_quant", bucket.tokens, (*args, np.int32(width // 2), products), defines=defines)]
 
     def rope_append(self, ctx: Context, op: RopeAppend, bucket: Bucket) -> list[Launch]:

@@ -92,12 +92,13 @@ def group_grid(w: TernaryBuffer, tokens: int, defines: Mapping[str, int]) -> tup
     return ceil_div(w.rows, rows), ceil_div(tokens, defines["TOKENS"]), 1
 
 
-def group_product(ctx: Context, op: TernaryMatmul, bucket: Bucket) -> list[Launch]:
-    """``ternary_matmul`` by kernels that store the terms of a row's groups, then add them in order."""
-    w = ctx.ternary(op.weights)
+def group_product(ctx: Context, op: TernaryMatmul, bucket: Bucket, out: Buffer | None = None) -> list[Launch]:
+    """``ternary_matmul`` by kernels that store the terms of a row's groups, then add them in order; in ``out``, if the
+    results are not to be in the operation's tensor."""
+    w, out = ctx.ternary(op.weights), out or ctx.tensors[op.out]
     defines = group_shape(w, bucket.tokens) | {"ADD": int(op.add)}
     spec = KernelSpec("ternary_groups", "ternary_groups", tuple(defines.items()))
-    args = (ctx.step, ctx.tensors[op.x], ctx.tensors[op.scale], w.codes, w.scales, ctx.tensors[op.out])
+    args = (ctx.step, ctx.tensors[op.x], ctx.tensors[op.scale], w.codes, w.scales, out)
     return [Launch(spec, group_grid(w, bucket.tokens, defines), (GROUP, 1, 1), (*args, np.int32(w.rows)))]
 
 

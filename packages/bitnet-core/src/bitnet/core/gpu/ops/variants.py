@@ -26,12 +26,17 @@ from bitnet.core.hal import (
     Program,
     RopeAppend,
     Route,
+    TernaryMatmul,
 )
 from bitnet.core.hal.check import ternary_table
 
 
 class GroupScaledMatmul:
     """Key of a :class:`~bitnet.core.hal.TernaryMatmul` whose weights have a scale for each group of columns."""
+
+
+class ColumnMatmul:
+    """Key of a :class:`~bitnet.core.hal.TernaryMatmul` whose results are some columns of its tensor."""
 
 
 class NormedRope:
@@ -68,6 +73,8 @@ def key(program: Program, op: Op) -> type:
         return ExpertGlu
     if isinstance(op, RopeAppend) and 2 * program.weights[op.cos].shape[1] < op.head_dim:
         return PartialRope
+    if isinstance(op, TernaryMatmul) and op.column is not None:
+        return ColumnMatmul
     if in_groups(program, op):
         return GroupScaledMatmul
     if norms_heads(op):
