@@ -2,15 +2,17 @@
 
 Every lane arrives at a barrier, where otherwise one lane arrives for its warp; kernels/cuda/hopper.cuh says why. The
 head's kernels, which take a share of its rows a block, get the blocks of a small GPU: each block is watched thread by
-thread, which takes hundreds of times as long, and what races within a block is the same in each.
+thread, which takes hundreds of times as long, and what races within a block is the same in each. Launches form no
+graph, of whose kernels the tool cannot watch only one (compute-sanitizer 2025.3.1: an illegal address).
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
-from bitnet.core.gpu import KernelSpec
+from bitnet.core.gpu import KernelSpec, Launch
 from bitnet.cuda import compiler
+from bitnet.cuda.device import CudaDriver
 from bitnet.cuda.head import HeadOps
 
 MULTIPROCESSORS = 4
@@ -18,7 +20,7 @@ MULTIPROCESSORS = 4
 
 
 def install() -> None:
-    """Change the options of all kernels that are compiled, and the launches of all heads, from now on."""
+    """Change the options of all kernels that are compiled, the launches of all heads, and recordings, from now on."""
     plain, made = compiler.options, HeadOps.__init__
 
     def options(spec: KernelSpec, arch: str) -> Sequence[str]:
@@ -27,6 +29,18 @@ def install() -> None:
     def small(ops: HeadOps, multiprocessors: int, capability: tuple[int, int]) -> None:
         made(ops, min(multiprocessors, MULTIPROCESSORS), capability)
 
+    def record(driver: CudaDriver, launches: Sequence[Launch]) -> Sequence[Launch]:
+        with driver._entered():
+            driver._load([launch.kernel for launch in launches])
+        return tuple(launches)
+
+    def submit(driver: CudaDriver, recording: Sequence[Launch]) -> None:
+        with driver._entered():
+            for launch in recording:
+                driver._launch(launch, driver._functions[launch.kernel])
+
+    CudaDriver.record = record  # type: ignore[assignment,method-assign]
+    CudaDriver.submit = submit  # type: ignore[assignment,method-assign]
     compiler.options = options  # type: ignore[assignment]
     HeadOps.__init__ = small  # type: ignore[method-assign,assignment]
 

@@ -89,3 +89,12 @@ def cover(programs: Iterable[Ran]) -> list[str]:
         chosen.append(best.program)
         left.remove(best)
     return chosen
+
+
+def quickest(programs: Iterable[Ran]) -> dict[str, str]:
+    """For each kernel the program that runs it in the least time; what takes longest comes first."""
+    found: dict[str, Ran] = {}
+    for ran in sorted(programs, key=lambda ran: ran.seconds):
+        for form in ran.forms:
+            found.setdefault(form.split()[0], ran)
+    return {kernel: ran.program for kernel, ran in reversed(found.items())}

@@ -5,10 +5,11 @@
     uv run python tools/sanitize.py vulkan           # Khronos' validation layer with its checks inside of shaders
 
 Programs are all tests of the conformance suite at its small size, and models that the device may fuse as it likes.
-Each tool runs all of them, in processes of a few programs; racecheck and oclgrind, which take hundreds of times as
-long, run a selection in which every kernel runs in each of its forms (kernel_forms.py). None of them writes a row that
-the step does not use, as a write would hide a read. The exit status is 1 if a tool has found something, or has not run
-to its end; its output is in ``--logs``. docs/measurements/ keeps the results, with their dates.
+Each tool runs all of them, in processes of a few programs, but for two that take hundreds of times as long. oclgrind
+runs a selection in which every kernel runs in each of its forms (kernel_forms.py); racecheck watches a few launches of
+one kernel a process, in the quickest program that runs it. No program writes a row that the step does not use, as a
+write would hide a read. The exit status is 1 if a tool has found something, or has not run to its end; its output is
+in ``--logs``. docs/measurements/ keeps the results, with their dates.
 """
 
 from __future__ import annotations
@@ -41,6 +42,8 @@ MODEL = "model, "
 """What a program begins with that is a model's name, and no test's."""
 BARRIERS = "64"
 """Barriers of a block that compute-sanitizer has room for: by itself it counts too few, and each takes much memory."""
+LAUNCHES = "4"
+"""Launches of its kernel that a process of racecheck watches."""
 NO_INT64 = "0x7e67e607"
 """The layer's notice that it cannot check buffer device addresses where shaders lack int64; no kernel uses any."""
 
@@ -54,7 +57,7 @@ class Tool:
         found: The findings that a log and the process's output tell of, and how often each.
         each: Tests of a process.
         selected: It is slow, and runs only a selection.
-        for_racecheck: Kernels are compiled and launched as for_racecheck.py has them.
+        by_kernel: It is slower still, and watches a kernel a process; programs run as for_racecheck.py has them.
         environment: Environment of the process.
     """
 
@@ -63,17 +66,18 @@ class Tool:
     found: Callable[[str], Counter[str]]
     each: int
     selected: bool = False
-    for_racecheck: bool = False
+    by_kernel: bool = False
     environment: dict[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
 class Part:
-    """A process: a tool, and the programs that it runs."""
+    """A process: a tool, the programs that it runs, and the only kernel that is watched, if it is not all."""
 
     tool: Tool
     number: int
     programs: Sequence[str]
+    kernel: str = ""
 
 
 @dataclass(frozen=True)
@@ -118,26 +122,16 @@ def of_validation(text: str) -> Counter[str]:
     return Counter(re.findall(r"Validation (?:Error|Warning): \[ ?([\w-]+)", text))
 
 
-def tools(backend: str, sanitizer: str, folder: Path, kernel: str = "") -> list[Tool]:
-    """A backend's tools, with the files that they need in ``folder``; compute-sanitizer looks at ``kernel`` alone."""
+def tools(backend: str, sanitizer: str, folder: Path) -> list[Tool]:
+    """A backend's tools, with the files that they need in ``folder``."""
     if backend == "cuda":
-        watched = ("--kernel-name", f"kernel_substring={kernel}") if kernel else ()
-        command = (
-            sanitizer,
-            "--print-limit",
-            "40",
-            "--log-file",
-            "{log}",
-            "--num-cuda-barriers",
-            BARRIERS,
-            *watched,
-            "--tool",
-        )
+        command = (sanitizer, "--print-limit", "40", "--log-file", "{log}", "--num-cuda-barriers", BARRIERS, "--tool")
         whole = [
             Tool("memcheck", (*command, "memcheck", "--report-api-errors", "no"), of_compute_sanitizer, 40),
             *(Tool(name, (*command, name), of_compute_sanitizer, 40) for name in ("initcheck", "synccheck")),
         ]
-        races = Tool("racecheck", (*command, "racecheck"), of_compute_sanitizer, 2, selected=True, for_racecheck=True)
+        watched = ("--kernel-name", "kernel_name={kernel}", "--launch-count", LAUNCHES)
+        races = Tool("racecheck", (*command, "racecheck", *watched), of_compute_sanitizer, 1, by_kernel=True)
         return [*whole, races]
     if backend == "opencl":
         vendors = folder / "vendors"
@@ -219,7 +213,11 @@ def plan(backend: str, device: str, jobs: int, folder: Path) -> list[kernel_form
 
 
 def parts_of(tool: Tool, ran: Sequence[kernel_forms.Ran], only: str) -> list[Part]:
-    """The processes of a tool: models by themselves; tests several at a time, the longest first, or as selected."""
+    """The processes of a tool: a kernel each; or models by themselves, and tests several at a time, the longest first
+    or as selected."""
+    if tool.by_kernel:
+        found = kernel_forms.quickest([r for r in ran if only in r.program])
+        return [Part(tool, i, [program], kernel) for i, (kernel, program) in enumerate(found.items())]
     longest = [r.program for r in sorted(ran, key=lambda r: -r.seconds)]
     programs = kernel_forms.cover(ran) if tool.selected else longest
     programs = [name for name in programs if only in name]
@@ -233,13 +231,13 @@ def parts_of(tool: Tool, ran: Sequence[kernel_forms.Ran], only: str) -> list[Par
 def watch(part: Part, backend: str, device: str, folder: Path, ends: float) -> Result:
     """Run a part; ``ends`` is the monotonic time at which it is stopped."""
     tool, (first, *_) = part.tool, part.programs
-    log = folder / f"{tool.name}-{part.number}.log".replace(" ", "-").replace(",", "")
-    command = [word.format(log=log) for word in tool.command]
+    log = folder / f"{tool.name}-{part.kernel or part.number}.log".replace(" ", "-").replace(",", "")
+    command = [word.format(log=log, kernel=part.kernel) for word in tool.command]
     own = environment(device) | {name: value.format(log=log) for name, value in tool.environment.items()}
     if first.startswith(MODEL):
-        arguments = model_command(backend, device, first.removeprefix(MODEL), for_racecheck=tool.for_racecheck)
+        arguments = model_command(backend, device, first.removeprefix(MODEL), for_racecheck=tool.by_kernel)
     else:
-        arguments = [*PYTEST, *["-p", "for_racecheck"] * tool.for_racecheck, "-n0", "-v", *part.programs]
+        arguments = [*PYTEST, *["-p", "for_racecheck"] * tool.by_kernel, "-n0", "-v", *part.programs]
     began, out = time.monotonic(), log.with_suffix(".out")
     out.write_text("\n".join((*part.programs, "")))
     limit = None if ends == float("inf") else max(ends - began, 0.1)
@@ -254,13 +252,17 @@ def watch(part: Part, backend: str, device: str, folder: Path, ends: float) -> R
 
 
 def table(results: Sequence[Result], ran: Sequence[kernel_forms.Ran]) -> None:
-    """Print a line for each tool: programs that ran to their end, kernels in them, findings."""
+    """Print a line for each tool: programs that ran to their end, kernels that it watched in them, findings."""
     forms = {r.program: r.forms for r in ran}
+
+    def watched(part: Part, program: str) -> list[str]:
+        return [form for form in forms[program] if part.kernel in ("", form.split()[0])]
+
     print("| tool | programs | kernels, in forms | findings | processor time |\n| --- | --- | --- | --- | --- |")
     for tool in dict.fromkeys(result.part.tool.name for result in results):
         own = [r for r in results if r.part.tool.name == tool]
         ended = [name for r in own if not r.failed for name in r.part.programs]
-        seen = {form for name in ended for form in forms[name]}
+        seen = {form for r in own if not r.failed for name in r.part.programs for form in watched(r.part, name)}
         kernels, all_kernels = (
             {form.split()[0] for form in some} for some in (seen, {f for fs in forms.values() for f in fs})
         )
@@ -281,7 +283,7 @@ def main() -> int:
     parser.add_argument("--model", choices=MODELS, help="only run this model, under no tool")
     parser.add_argument("--only", default="", metavar="TEXT", help="tools whose names have this in them")
     parser.add_argument("--programs", default="", metavar="TEXT", help="programs whose names have this in them")
-    parser.add_argument("--kernel", default="", metavar="TEXT", help="only watch kernels with this in their names")
+    parser.add_argument("--kernel", default="", metavar="TEXT", help="programs of kernels with this in their names")
     parser.add_argument("--jobs", type=positive, default=1, metavar="N", help="processes at a time")
     parser.add_argument("--for-racecheck", action="store_true", help="with --model: as for_racecheck.py has kernels")
     parser.add_argument("--limit", type=positive, metavar="SECONDS", help="stop what runs then, and say so")
@@ -296,7 +298,7 @@ def main() -> int:
     began = time.monotonic()
     folder = (given.logs or Path(tempfile.mkdtemp(prefix="bitnet-sanitize-"))).resolve()
     folder.mkdir(parents=True, exist_ok=True)
-    wanted = [tool for tool in tools(given.backend, given.sanitizer, folder, given.kernel) if given.only in tool.name]
+    wanted = [tool for tool in tools(given.backend, given.sanitizer, folder) if given.only in tool.name]
     if not wanted:
         parser.error(f"no tool has {given.only!r} in its name")
     ran = plan(given.backend, device, given.jobs, folder)

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from bitnet.core.gpu import KernelSpec
-from kernel_forms import Ran, cover, form
-from sanitize import of_compute_sanitizer, of_oclgrind
+from kernel_forms import Ran, cover, form, quickest
+from sanitize import Part, Tool, of_compute_sanitizer, of_oclgrind, parts_of
 
 MEMCHECK = """========= COMPUTE-SANITIZER
 ========= Invalid __global__ read of size 4 bytes
@@ -56,6 +56,14 @@ def test_a_selection_runs_every_form_and_prefers_what_is_quick() -> None:
     programs = [Ran("slow", 90, ["a", "b", "c"]), Ran("quick", 1, ["a", "b"]), Ran("other", 2, ["c"])]
     assert cover(programs) == ["quick", "other"]
     assert cover([]) == []
+
+
+def test_a_tool_that_watches_a_kernel_a_process_gets_each_in_its_quickest_program() -> None:
+    programs = [Ran("slow", 90, ["a X=1", "b X=1"]), Ran("quick", 1, ["a X=2"]), Ran("model, small", 5, ["c", "b X=2"])]
+    assert quickest(programs) == {"b": "model, small", "c": "model, small", "a": "quick"}
+    tool = Tool("racecheck", (), of_compute_sanitizer, 1, by_kernel=True)
+    assert parts_of(tool, programs, "quick") == [Part(tool, 0, ["quick"], "a")]
+    assert {(part.kernel, *part.programs) for part in parts_of(tool, programs, "")} == set(quickest(programs).items())
 
 
 def test_forms_tell_parts_of_kernels_apart_and_not_sizes() -> None:
