@@ -6,9 +6,9 @@
 
 Programs are all tests of the conformance suite at its small size, and models that the device may fuse as it likes.
 Each tool runs all of them, in processes of a few programs, but for two that take hundreds of times as long. oclgrind
-runs a selection in which every kernel runs in each of its forms (kernel_forms.py); racecheck watches a few launches of
-one kernel a process, in the quickest program that runs it. No program writes a row that the step does not use, as a
-write would hide a read. The exit status is 1 if a tool has found something, or has not run to its end; its output is
+runs a selection in which every kernel runs in each of its forms (kernel_forms.py); racecheck watches one kernel a
+process, in the quickest program that runs it. No program writes a row that the step does not use, as a write would hide
+a read. The exit status is 1 if a tool has found something, or has not run to its end; its output is
 in ``--logs``. docs/measurements/ keeps the results, with their dates.
 """
 
@@ -42,8 +42,6 @@ MODEL = "model, "
 """What a program begins with that is a model's name, and no test's."""
 BARRIERS = "64"
 """Barriers of a block that compute-sanitizer has room for: by itself it counts too few, and each takes much memory."""
-LAUNCHES = "4"
-"""Launches of its kernel that a process of racecheck watches."""
 NO_INT64 = "0x7e67e607"
 """The layer's notice that it cannot check buffer device addresses where shaders lack int64; no kernel uses any."""
 
@@ -130,7 +128,7 @@ def tools(backend: str, sanitizer: str, folder: Path) -> list[Tool]:
             Tool("memcheck", (*command, "memcheck", "--report-api-errors", "no"), of_compute_sanitizer, 40),
             *(Tool(name, (*command, name), of_compute_sanitizer, 40) for name in ("initcheck", "synccheck")),
         ]
-        watched = ("--kernel-name", "kernel_name={kernel}", "--launch-count", LAUNCHES)
+        watched = ("--kernel-name", "kernel_name={kernel}")
         races = Tool("racecheck", (*command, "racecheck", *watched), of_compute_sanitizer, 1, by_kernel=True)
         return [*whole, races]
     if backend == "opencl":
