@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+import subprocess
 import sys
 import threading
 import time
@@ -121,6 +122,29 @@ def test_a_process_may_end_just_after_a_matcher_has_looked(pool: Matchers, monke
         mask(again)
         again.accept(token)
     assert after == mask(again)
+
+
+SMALL_STACK = """
+import json, resource
+from bitnet.core import load_model
+from bitnet.server.forms.matchers import FormSource, Matchers
+
+links = 200
+definitions = {f"d{i}": {"allOf": [{"$ref": f"#/$defs/d{i + 1}"}]} for i in range(links)}
+schema = {"$ref": "#/$defs/d0", "$defs": {**definitions, f"d{links}": {"type": "string"}}}
+with load_model(device="cpu") as model:
+    matchers = Matchers(model.tokenizer)
+    resource.setrlimit(resource.RLIMIT_STACK, (256 << 10, resource.RLIM_INFINITY))
+    matchers.compile(FormSource("json", json.dumps(schema))).result()
+    matchers.close()
+"""
+
+
+@posix
+def test_forms_are_compiled_on_a_stack_of_their_own_size() -> None:
+    """Threads have 128 KiB with musl, and 512 on macOS: enough for a few references only."""
+    done = subprocess.run([sys.executable, "-c", SMALL_STACK], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
 
 
 def test_a_slow_mask_ends_its_own_matcher_only(pool: Matchers, monkeypatch: pytest.MonkeyPatch) -> None:

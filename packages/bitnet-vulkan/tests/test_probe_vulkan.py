@@ -127,6 +127,25 @@ def test_without_a_loader_there_is_no_instance(monkeypatch: Patch) -> None:
         driver.Instance()
 
 
+NO_LOADER = """
+import sys
+import pytest
+from bitnet.vulkan import driver
+
+driver.LOADER = {name: ["libvulkan_that_is_nowhere.so.1"] for name in ("linux", "darwin", "win32")}
+options = ("-o", "addopts=", "--import-mode=importlib", "--noconftest", "-p", "no:cacheprovider", "--collect-only")
+sys.exit(pytest.main(["-q", *options, sys.argv[1]]))
+"""
+
+
+@pytest.mark.nightly(unless_changed=["packages/bitnet-vulkan"])
+def test_the_tests_are_collected_without_a_loader() -> None:
+    folder = Path(__file__).parent
+    done = subprocess.run([sys.executable, "-c", NO_LOADER, folder], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "test_conformance_vulkan.py::TestConformance::" in done.stdout
+
+
 def test_no_binding(monkeypatch: Patch) -> None:
     monkeypatch.setattr(driver, "binding", lambda: None)
     assert refused(ProbeStatus.LIBRARY_MISSING).hint == "pip install vulkan"

@@ -1,4 +1,4 @@
-"""The bytes of weights that a GPU reports, with which ``bitnet bench`` judges decode speed."""
+"""The bytes of weights on a GPU: those that it reports, with which ``bitnet bench`` judges decode speed, and scales."""
 
 from __future__ import annotations
 
@@ -11,7 +11,8 @@ from typing import Any
 import numpy as np
 
 from bitnet.core.gpu import Context
-from bitnet.core.hal import Limits, StepLayout
+from bitnet.core.gpu.weights import put_ternary
+from bitnet.core.hal import Limits, StepLayout, TernaryData, TernaryWeight
 from bitnet.core.testing.model import TinyModel
 
 
@@ -58,3 +59,34 @@ def test_each_weight_is_loaded_once() -> None:
     assert context.weight_bytes
     assert {name: loads[name] for name in model.ternary} == dict.fromkeys(model.ternary, 1)
     assert max(loads.values()) == 1
+
+
+def test_scales_of_groups_fill_whole_words() -> None:
+    """Kernels read the last scale in a word of 4 bytes, also where scales of 2 bytes are odd in number."""
+    rng = np.random.default_rng()
+    for matrices in (1, 2, 3):
+        group = int(rng.choice([32, 64, 128, 256]))
+        cols = group * int(rng.integers(1, 4))
+        rows = [int(count) for count in rng.integers(1, 9, matrices)]
+        scales = [rng.uniform(0.5, 2, (count, cols // group)).astype(np.float16) for count in rows]
+        codes = [np.zeros((count, -(-cols // 128) * 32), np.uint8) for count in rows]
+        weights = {
+            str(i): TernaryWeight((rows[i], cols), partial(TernaryData, codes[i], scales[i]), group=group)
+            for i in range(matrices)
+        }
+        given: list[Memory] = []
+        uploaded: dict[int, bytes] = {}
+
+        def alloc(nbytes: int, given: list[Memory] = given) -> Memory:
+            given.append(Memory(nbytes))
+            return given[-1]
+
+        def upload(buffer: Any, array: Any, offset: int = 0, uploaded: dict[int, bytes] = uploaded) -> None:
+            assert offset + array.nbytes <= buffer.nbytes
+            uploaded[id(buffer)] = array.tobytes()
+
+        buffer = put_ternary(alloc, upload, lambda array: None, weights, [*weights])
+        whole = np.concatenate([scale.reshape(-1) for scale in scales])
+        expected = np.append(whole, np.zeros(whole.size % 2, np.float16))
+        assert buffer.scales.nbytes == expected.nbytes
+        assert uploaded[id(buffer.scales)] == expected.tobytes()
