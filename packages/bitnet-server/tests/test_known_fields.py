@@ -21,14 +21,16 @@ VLLM = set(
     include_stop_str_in_output ignore_eos min_tokens skip_special_tokens spaces_between_special_tokens
     truncate_prompt_tokens prompt_logprobs allowed_token_ids bad_words add_special_tokens structured_outputs
     priority request_id logits_processors return_tokens_as_token_ids return_token_ids cache_salt
-    kv_transfer_params vllm_xargs
+    kv_transfer_params ec_transfer_params vllm_xargs session_id stream_interval truncation_side thinking_token_budget
+    logprob_token_ids return_token_offsets return_weight_versions routed_experts_prompt_start watermarking
+    mm_payload return_mm_kwargs
     """.split()  # noqa: SIM905
 )
 """What vLLM's chats and completions add."""
 VLLM_CHAT = set(
     """
     echo add_generation_prompt continue_final_message documents chat_template chat_template_kwargs
-    include_reasoning mm_processor_kwargs media_io_kwargs
+    include_reasoning mm_processor_kwargs media_io_kwargs return_prompt_text
     """.split()  # noqa: SIM905
 )
 LLAMA_CPP = set(

@@ -54,6 +54,29 @@ def test_a_completion_is_the_engines(demo: Any, path: str) -> None:
     assert (last["stop"], last["content"], last["tokens"], last["timings"]["predicted_n"]) == (True, "", [], 12)
 
 
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_prompt_that_is_too_long_is_counted(demo: Any, stream: bool) -> None:
+    """Programs shorten a conversation by these numbers. The type is llama.cpp's on its own paths only."""
+    text = "a " * random.randrange(demo.model.context, 2 * demo.model.context)
+    tokens = len(demo.model.tokenizer.encode(text))
+    own = {"/completion", "/completions", "/chat/completions"}
+    for path in (*own, "/v1/completions", "/v1/chat/completions"):
+        body: dict[str, Any] = {"prompt": text, "messages": [{"role": "user", "content": text}], "stream": stream}
+        body.pop("messages" if path.endswith("/completion") or "chat" not in path else "prompt")
+        answer = demo.client.post(path, json=body)
+        error = answer.json()["error"]
+        assert (answer.status_code, error["code"], error["n_ctx"]) == (
+            400,
+            "context_length_exceeded",
+            demo.model.context,
+        )
+        assert error["type"] == ("exceed_context_size_error" if path in own else "invalid_request_error")
+        if "chat" in path:
+            assert tokens < error["n_prompt_tokens"] < tokens + 50
+        else:
+            assert error["n_prompt_tokens"] == tokens
+
+
 @pytest.mark.parametrize("tokens", [1, 2])
 def test_timings_are_numbers_however_short_the_answer_is(demo: Any, tokens: int) -> None:
     """The first token is the prompt's, so an answer of one token has no rate."""

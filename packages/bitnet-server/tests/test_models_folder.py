@@ -305,6 +305,8 @@ def test_presets_set_what_requests_leave_open(folder: Path, running: Any, loader
         [a.sampling]
         stop = ["END"]
         max_tokens = 900
+        seed = 77
+        top_k = 9
         """
     )
     body: dict[str, Any] = {"messages": [{"role": "user", "content": "Hi"}]}
@@ -313,6 +315,9 @@ def test_presets_set_what_requests_leave_open(folder: Path, running: Any, loader
         answer = server.client.post("/v1/chat/completions", json={"model": "gpt-x", **body})
         assert (said(answer), answer.json()["model"]) == ("I am a. ", "a")
         assert loader.engines["a"].prompts[-1].endswith("<system>Be brief.<user>Hi<answer>")
+        params = server.client.get("/props").json()["default_generation_settings"]["params"]
+        assert (params["seed"], params["top_k"], params["n_predict"], params["stop"]) == (77, 9, 900, ["END"])
+        assert params["temperature"] == 0.8  # which no preset sets
         assert loader.loads[0][1].context == 300
         assert states(server)["gpt-x"] == "loaded"
         own = {"messages": [{"role": "system", "content": "Be long."}, *body["messages"]], "stop": "more"}

@@ -228,11 +228,32 @@ def test_pages_of_other_sites_may_not_call(demo: Any, demo_model: Model, running
         assert status(server, origin="https://good.site", sec_fetch_site="cross-site") == 200
         origin = {"origin": "https://good.site"}
         preflight = server.client.options("/v1/chat/completions", headers={**origin, **asked})
-        assert (preflight.status_code, preflight.headers["access-control-allow-origin"]) == (204, "https://good.site")
+        assert (preflight.status_code, preflight.headers["access-control-allow-origin"]) == (200, "https://good.site")
         assert preflight.headers["access-control-allow-headers"] == asked["access-control-request-headers"]
+        other = server.client.options("/v1/chat/completions", headers={"origin": "https://evil.example", **asked})
+        assert (other.status_code, [name for name in other.headers if "allow-origin" in name]) == (200, [])
         shown = server.client.post("/v1/completions", json={"prompt": "x", "max_tokens": 1}, headers=origin).headers
         assert shown["access-control-expose-headers"] == "retry-after, x-bitnet-device"
         assert shown["x-bitnet-device"]
+
+
+HERE = {
+    "http://localhost": True, "https://localhost:5173": True, "http://127.0.0.1:3000": True, "http://[::1]:3000": True,
+    "https://evil.example": False, "http://notlocalhost": False, "http://localhost.evil.example": False,
+    "http://127.0.0.1.evil.example": False, "localhost": True, "null": False, "file://": False,
+    "app://localhost": False,
+}  # fmt: skip
+
+
+def test_pages_of_this_machine_may_be_allowed_at_any_port(demo_model: Model, running: Any) -> None:
+    body = {"prompt": "x", "max_tokens": 1}
+    with running(demo_model, cors=("localhost",)) as server:
+        for origin, allowed in HERE.items():
+            headers = {"origin": origin, "sec-fetch-site": "cross-site"}
+            for method, fields in (("OPTIONS", {}), ("POST", {"json": body})):
+                answer = server.client.request(method, "/v1/completions", headers=headers, **fields)
+                assert answer.headers.get("access-control-allow-origin") == (origin if allowed else None), origin
+                assert answer.status_code == (200 if allowed or method == "OPTIONS" else 403), origin
 
 
 FROM = {

@@ -49,7 +49,12 @@ def test_token_ids(demo: Any, path: str) -> None:
         assert seen == dict.fromkeys(range(n), expected)
         assert prompts
         assert all(ids == prompt for ids in prompts)
-    assert "token_ids" not in json.dumps([ask(demo, path), *events(demo, path)])
+    assert "token_ids" not in json.dumps(events(demo, path))
+    plain = ask(demo, path)
+    of_prompt = plain if "chat" in path else plain["choices"][0]
+    assert (plain["choices"][0]["token_ids"], of_prompt["prompt_token_ids"], of_prompt["prompt_logprobs"]) == (
+        None,
+    ) * 3
 
 
 @pytest.mark.parametrize("path", PATHS)

@@ -49,17 +49,26 @@ class Timings:
         return self.token_times[0] if self.token_times else None
 
     @property
+    def prefill_seconds(self) -> float:
+        """Seconds from the prompt's first step to the first token; 0 if there was none."""
+        return self.token_times[0] - self.started if self.token_times else 0.0
+
+    @property
+    def decode_seconds(self) -> float:
+        """Seconds from the first token to the last one; 0 if there was none."""
+        return self.token_times[-1] - self.token_times[0] if self.token_times else 0.0
+
+    @property
     def prefill_tokens_per_second(self) -> float | None:
         """Prompt tokens computed (not cached) per second up to the first token."""
-        if not self.token_times or self.token_times[0] <= self.started:
-            return None
-        return (self.prompt_tokens - self.cached_tokens) / (self.token_times[0] - self.started)
+        seconds = self.prefill_seconds
+        return (self.prompt_tokens - self.cached_tokens) / seconds if seconds > 0 else None
 
     @property
     def decode_tokens_per_second(self) -> float | None:
         """Tokens per second after the first one."""
-        times = self.token_times
-        return (len(times) - 1) / (times[-1] - times[0]) if len(times) > 1 and times[-1] > times[0] else None
+        seconds = self.decode_seconds
+        return (len(self.token_times) - 1) / seconds if seconds > 0 else None
 
     @property
     def inter_token(self) -> tuple[float, ...]:

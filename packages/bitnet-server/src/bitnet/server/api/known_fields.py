@@ -104,6 +104,11 @@ EXTENSIONS = {
     "skip_special_tokens": Refusal("the text of an answer has no special tokens.", (True,), falsy=False),
     "truncate_prompt_tokens": Refusal("shorten the prompt."),
     "n_probs": Refusal("use logprobs."),
+    "logprob_token_ids": Refusal("use top_logprobs, or logprobs in /v1/completions."),
+    "return_token_offsets": Refusal("/tokenize gives a text's tokens."),
+    "return_weight_versions": Refusal("weights have no versions."),
+    "routed_experts_prompt_start": Refusal("answers do not say which experts computed them."),
+    "watermarking": Refusal("answers are not marked."),
     "post_sampling_probs": Refusal("log-probabilities are those of the model's unchanged logits."),
     "logits_processors": Refusal("use logit_bias, allowed_token_ids or bad_words."),
     "return_tokens": Refusal("/tokenize gives a text's tokens."),
@@ -116,6 +121,7 @@ EXTENSIONS = {
     "chat_template": Refusal("the model's own chat template is used; /v1/completions uses none."),
     "image_data": _TEXT_ONLY,
     "multimodal_data": _TEXT_ONLY,
+    "mm_payload": _TEXT_ONLY,
     "mm_processor_kwargs": _TEXT_ONLY,
     "media_io_kwargs": _TEXT_ONLY,
 }
@@ -137,7 +143,8 @@ _OPENAI_HARMLESS = f"""
     reasoning_format reasoning_in_content thinking_forced_open parse_tool_calls sse_ping_interval
     speculative.n_max speculative.n_min speculative.p_min speculative.type backend_sampling
     grammar_triggers preserved_tokens
-    spaces_between_special_tokens priority request_id cache_salt kv_transfer_params vllm_xargs
+    spaces_between_special_tokens priority request_id session_id cache_salt vllm_xargs
+    kv_transfer_params ec_transfer_params stream_interval truncation_side return_mm_kwargs
     {_SAMPLER_DETAILS}
 """
 
@@ -154,6 +161,7 @@ CHAT = _known(
     web_search_options=Refusal("this server reaches no web."),
     echo=Refusal("/v1/completions has it."),
     add_special_tokens=Refusal("the chat template writes them."),
+    return_prompt_text=Refusal("/apply-template gives it."),
 )
 """``/v1/chat/completions``."""
 
@@ -164,6 +172,7 @@ COMPLETIONS = _known(
     EXTENSIONS,
     suffix=Refusal("the model continues a text; it does not fill gaps."),
     prompt_embeds=_TEXT_ONLY,
+    thinking_token_budget=Refusal("/v1/chat/completions has it."),
 )
 """``/v1/completions``."""
 

@@ -8,9 +8,10 @@ from typing import Any
 from bitnet.core import Chunk, Completion
 from bitnet.core.engine import GenerationOptions, TokenLogprob
 from bitnet.server.api.known_fields import LLAMA_COMPLETION
+from bitnet.server.api.llama_errors import error_body
 from bitnet.server.api.llama_probabilities import Probabilities
 from bitnet.server.api.llama_settings import DEFAULTS, NO_SLOT, named_slot, settings
-from bitnet.server.api.openai import error_body, event, timings
+from bitnet.server.api.openai import event, timings
 from bitnet.server.api.progress import Progress
 from bitnet.server.forms.structured import openai_form
 from bitnet.server.forms.token_rules import TokenRules

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 from bitnet.core.engine import GenerationOptions
@@ -10,6 +9,7 @@ from bitnet.core.engine.options import OptionArguments
 from bitnet.core.text.tokenizer import Tokenizer
 from bitnet.server.generation.logit_bias import NEVER
 from bitnet.server.generation.samplers import ORDER
+from bitnet.server.generation.sampling import sampling_options
 from bitnet.server.models.service import Service
 from bitnet.server.request.fields import Fields
 
@@ -73,6 +73,8 @@ def settings(options: GenerationOptions, tokenizer: Tokenizer, seed: int) -> dic
     }
 
 
-def default_settings(tokenizer: Tokenizer) -> dict[str, Any]:
-    """The settings of a request that says nothing; its seed is a random one."""
-    return settings(replace(GenerationOptions(**DEFAULTS), max_tokens=None), tokenizer, RANDOM_SEED)
+def default_settings(service: Service) -> dict[str, Any]:
+    """The settings of a request that says nothing; its seed is a random one, unless the model's preset sets it."""
+    tokenizer, preset = service.model.tokenizer, service.preset.sampling
+    options = GenerationOptions(**sampling_options(Fields({}), tokenizer, preset, max_tokens=None, defaults=DEFAULTS))
+    return settings(options, tokenizer, RANDOM_SEED if options.seed is None else options.seed)

@@ -21,15 +21,19 @@ DONE = b"data: [DONE]\n\n"
 MAX_METADATA, MAX_METADATA_TEXT = 16, 64 + 512
 """Maximum members of ``metadata``, and characters of a name and its value together."""
 NOTHING: Mapping[str, Any] = {}
+NOT_ASKED: Mapping[str, Any] = {"prompt_logprobs": None, "prompt_token_ids": None}
+"""Fields of vLLM's answers about the prompt, which are null in answers to requests that do not ask for them."""
 MAX_TOP_LOGPROBS = 20
 
 _TYPES = {401: "authentication_error", 404: "not_found_error", 429: "rate_limit_error"}
 
 
 def error_body(error: RequestError) -> dict[str, Any]:
-    """An error in the format of OpenAI's API."""
+    """An error in the format of OpenAI's API; about a prompt that is too long also its tokens and the context's, under
+    the names of llama.cpp's server."""
     kind = _TYPES.get(error.status, "invalid_request_error" if error.status < 500 else "server_error")
-    return {"error": {"message": str(error), "type": kind, "param": error.field, "code": error.code}}
+    lengths = {} if error.lengths is None else dict(zip(("n_prompt_tokens", "n_ctx"), error.lengths, strict=True))
+    return {"error": {"message": str(error), "type": kind, "param": error.field, "code": error.code, **lengths}}
 
 
 def read_metadata(fields: Fields) -> Mapping[str, Any]:
@@ -66,17 +70,16 @@ def usage(result: Result) -> dict[str, Any]:
 def timings(completion: Completion) -> dict[str, Any]:
     """Speeds of a continuation, under the names of llama.cpp's server; 0 where nothing was computed."""
     t = completion.timings
-    first, last = (t.token_times[0], t.token_times[-1]) if t.token_times else (t.started, t.started)
     prompt, decode = t.prefill_tokens_per_second or 0.0, t.decode_tokens_per_second or 0.0
     drafts = {"draft_n": t.drafted_tokens, "draft_n_accepted": t.accepted_tokens} if t.drafted_tokens else {}
     return {
         "cache_n": t.cached_tokens,
         "prompt_n": t.prompt_tokens - t.cached_tokens,
-        "prompt_ms": (first - t.started) * 1e3,
+        "prompt_ms": t.prefill_seconds * 1e3,
         "prompt_per_token_ms": _inverse(prompt),
         "prompt_per_second": prompt,
         "predicted_n": len(completion.tokens),
-        "predicted_ms": (last - first) * 1e3,
+        "predicted_ms": t.decode_seconds * 1e3,
         "predicted_per_token_ms": _inverse(decode),
         "predicted_per_second": decode,
         **drafts,

@@ -12,6 +12,7 @@ from bitnet.server.api.known_fields import CHAT
 from bitnet.server.api.openai import (
     FINISH,
     MAX_TOP_LOGPROBS,
+    NOT_ASKED,
     NOTHING,
     Head,
     asked_prompt_logprobs,
@@ -185,7 +186,7 @@ class ChatAnswer:
 
     def whole(self, result: Result) -> Any:
         choices = [self._choice(i, completion) for i, completion in enumerate(result.completions)]
-        first, more = result.completions[0], dict[str, Any]()
+        first, more = result.completions[0], dict[str, Any](NOT_ASKED)
         if self._ids:
             more["prompt_token_ids"] = first.prompt_tokens
         if self._of_prompt is not None and first.prompt_logprobs is not None:
@@ -213,7 +214,7 @@ class ChatAnswer:
             "message": message,
             "logprobs": None if logprobs is None else chat_logprobs(self._service, logprobs, as_ids=self._as_ids),
             "finish_reason": _finish(completion.finish_reason, parser),
-            **({"token_ids": completion.tokens} if self._ids else {}),
+            "token_ids": completion.tokens if self._ids else None,
         }
 
 

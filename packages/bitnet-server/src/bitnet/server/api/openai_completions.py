@@ -11,6 +11,7 @@ from bitnet.server.api.known_fields import COMPLETIONS
 from bitnet.server.api.openai import (
     FINISH,
     MAX_TOP_LOGPROBS,
+    NOT_ASKED,
     Head,
     asked_prompt_logprobs,
     failed,
@@ -123,7 +124,7 @@ class CompletionAnswer:
 
     def _extras(self, completion: Completion) -> dict[str, Any]:
         """What vLLM's fields have a choice carry besides."""
-        found: dict[str, Any] = {}
+        found: dict[str, Any] = {**NOT_ASKED, "token_ids": None}
         if self._ids:
             found |= {"token_ids": completion.tokens, "prompt_token_ids": completion.prompt_tokens}
         if self._of_prompt is not None and completion.prompt_logprobs is not None:

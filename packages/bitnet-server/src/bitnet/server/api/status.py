@@ -94,7 +94,7 @@ async def props(service: Service, call: Call) -> None:
             "modalities": {"vision": False, "audio": False},
             "endpoint_slots": True,
             "endpoint_metrics": True,
-            "default_generation_settings": {"n_ctx": model.context, "params": default_settings(model.tokenizer)},
+            "default_generation_settings": {"n_ctx": model.context, "params": default_settings(service)},
         }
     )
 

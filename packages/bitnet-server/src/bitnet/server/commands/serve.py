@@ -173,7 +173,7 @@ if TYPE_CHECKING:
     "--cors",
     metavar="ORIGIN",
     multiple=True,
-    help="Origin whose pages may call the server; repeatable.  [default: none]",
+    help="Origin whose pages may call the server; localhost: any port here; *: all; repeatable.  [default: none]",
 )
 @click.option("--page/--no-page", default=True, show_default=True, is_eager=True, help="Serve the chat page at /.")
 @mcp_option

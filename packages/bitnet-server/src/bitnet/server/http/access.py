@@ -90,7 +90,18 @@ class Access:
         """The origin of a page that may call the server; None for all others."""
         origin = dict(scope["headers"]).get(b"origin", b"").decode("latin-1")
         allowed = self._cors
-        return origin if origin and (origin in allowed or "*" in allowed) else None
+        here = "localhost" in allowed and _is_of_this_machine(origin)
+        return origin if origin and (here or origin in allowed or "*" in allowed) else None
+
+    def is_preflight(self, scope: Scope) -> bool:
+        """Whether a browser asks what another site's page may do. The answer's headers say it, not its status."""
+        return bool(self._cors) and scope["method"] == "OPTIONS" and b"origin" in dict(scope["headers"])
+
+
+def _is_of_this_machine(origin: str) -> bool:
+    """Whether an origin is a page that this machine serves, at any port."""
+    scheme, _, name = origin.partition("://")
+    return scheme in ("http", "https") and _is_local(name)
 
 
 def _is_local(name: str) -> bool:

@@ -109,8 +109,8 @@ class App:
             admitted=admitted,
         )
         try:
-            if scope["method"] == "OPTIONS" and self.access.allowed_origin(scope):
-                await call.reply(b"", status=204)
+            if self.access.is_preflight(scope):
+                await call.reply(b"")
             elif error is not None:
                 raise error
             else:

@@ -31,11 +31,26 @@ Loaded: TypeAlias = Callable[[], Sequence[Counted]]
 _GAUGES: dict[str, tuple[str, Callable[[Load], float]]] = {
     "bitnet_requests_running": ("Generations that take part in steps", lambda load: load.running),
     "bitnet_requests_waiting": ("Generations that wait for a place", lambda load: load.waiting),
+    "llamacpp:requests_processing": ("As bitnet_requests_running", lambda load: load.running),
+    "llamacpp:requests_deferred": ("As bitnet_requests_waiting", lambda load: load.waiting),
     "bitnet_prompt_tokens_waiting": ("Prompt tokens that wait", lambda load: load.waiting_tokens),
     "bitnet_kv_blocks": ("Blocks of the KV cache", lambda load: load.kv_blocks),
     "bitnet_kv_blocks_used": ("Blocks that generations hold", lambda load: load.kv_used),
     "bitnet_kv_blocks_cached": ("Unused blocks whose content can be used again", lambda load: load.kv_cached),
 }
+_LLAMA_COUNTERS: dict[str, tuple[str, Callable[[Completion], float]]] = {
+    "llamacpp:prompt_tokens": (
+        "Computed prompt tokens",
+        lambda one: one.timings.prompt_tokens - one.timings.cached_tokens,
+    ),
+    "llamacpp:prompt_tokens_cached": ("Cached prompt tokens", lambda one: one.timings.cached_tokens),
+    "llamacpp:prompt_seconds": ("Time of prompts", lambda one: one.timings.prefill_seconds),
+    "llamacpp:tokens_predicted": ("Generated tokens", lambda one: len(one.tokens)),
+    "llamacpp:tokens_predicted_seconds": ("Time of tokens after the first", lambda one: one.timings.decode_seconds),
+    "llamacpp:spec_decode_num_draft_tokens": ("Drafted tokens", lambda one: one.timings.drafted_tokens),
+    "llamacpp:spec_decode_num_accepted_tokens": ("Accepted drafted tokens", lambda one: one.timings.accepted_tokens),
+}
+"""What dashboards made for llama.cpp's server read, of each generation."""
 
 
 def _reading(loaded: Loaded, read: Callable[[Load], float]) -> float:
@@ -75,6 +90,9 @@ class Metrics:
             buckets=TOKEN_SECONDS,
             registry=registry,
         )
+        self._llama = [
+            (Counter(name, meaning, registry=registry), read) for name, (meaning, read) in _LLAMA_COUNTERS.items()
+        ]
         for gauge, (meaning, read) in _GAUGES.items():
             Gauge(gauge, meaning, registry=registry).set_function(partial(_reading, loaded, read))
         use = Gauge("bitnet_kv_use_ratio", "Share of the KV cache's blocks that generations hold", registry=registry)
@@ -93,6 +111,8 @@ class Metrics:
         self._tokens.labels("generated").inc(len(completion.tokens))
         self._tokens.labels("drafted").inc(timings.drafted_tokens)
         self._tokens.labels("accepted").inc(timings.accepted_tokens)
+        for counter, read in self._llama:
+            counter.inc(read(completion))
         self._queue.observe(timings.started)
         if timings.first_token is not None:
             self._first.observe(timings.first_token)

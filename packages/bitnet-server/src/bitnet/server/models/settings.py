@@ -19,7 +19,7 @@ class Settings:
         max_seqs: Maximum number of requests that run at the same time on a device.
         max_body: Maximum bytes of a body.
         timeout: Maximum seconds for a request; None: no limit.
-        cors: Origins whose pages may call the server.
+        cors: Origins whose pages may call the server; ``localhost``: those of this machine at any port; ``*``: all.
         page: Whether the page is served at ``/``.
         mcp: Addresses of MCP servers that the page may call, from the browser.
         max_stored: Maximum number of responses kept for ``previous_response_id``.
