@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import re
+import time
 from collections.abc import Callable
 from copy import copy
 from functools import partial
@@ -42,6 +43,7 @@ def test_counts_for_dashboards_of_llama_cpp(demo_model: Model, running: Callable
 
     with running(demo_model) as server:
         assert set(shown(server).values()) == {0}
+        assert 0 <= time.time() - int(server.client.get("/metrics").headers["process-start-time-unix"]) < 60
         asked = [(f"{random.random()} " * 9, random.randrange(1, 9)) for _ in range(3)]
         body = [{"prompt": prompt, "n_predict": n, "temperature": 0, "ignore_eos": True} for prompt, n in asked * 2]
         every = [server.client.post("/completion", json=one).json()["timings"] for one in body]

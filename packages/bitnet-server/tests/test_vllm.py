@@ -137,5 +137,11 @@ def test_texts_and_conversations_as_tokens(demo: Any) -> None:
     assert demo.client.post("/tokenize", json={"prompt": said}).json()["token_strs"] is None
     asked = demo.client.post("/tokenize", json={"messages": ASKED["messages"]}).json()
     assert asked["tokens"] == list(demo.model.chat_tokens(ASKED["messages"]))
+    info = demo.client.get("/tokenizer_info").json()
+    assert (info["chat_template"], info["model_max_length"]) == (demo.model.chat_template.source, demo.model.context)
+    for name, ids in (("bos_token", [tokenizer.bos_id]), ("eos_token", tokenizer.eos_ids)):
+        body = {"prompt": info[name], "add_special_tokens": False}
+        (token,) = demo.client.post("/tokenize", json=body).json()["tokens"]
+        assert token in ids
     back = demo.client.post("/detokenize", json={"tokens": tokenizer.encode(said, add_special=False)}).json()
     assert back["prompt"] == back["content"] == said

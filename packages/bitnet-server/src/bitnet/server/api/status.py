@@ -120,5 +120,7 @@ async def version(state: State, call: Call) -> None:
 
 
 async def metrics(state: State, call: Call) -> None:
-    text = await state.shared.in_thread(state.shared.metrics.text)
-    await call.reply(text, kind="text/plain; version=0.0.4; charset=utf-8")
+    found = state.shared.metrics
+    text = await state.shared.in_thread(found.text)
+    began = ("process-start-time-unix", str(found.began))  # as llama.cpp's server has it
+    await call.reply(text, kind="text/plain; version=0.0.4; charset=utf-8", headers=[began])

@@ -1,4 +1,5 @@
-"""``/tokenize`` and ``/detokenize``, as in the servers of llama.cpp and vLLM, and llama.cpp's ``/apply-template``."""
+"""``/tokenize`` and ``/detokenize``, as in the servers of llama.cpp and vLLM; llama.cpp's ``/apply-template``, vLLM's
+``/tokenizer_info``."""
 
 from __future__ import annotations
 
@@ -61,6 +62,20 @@ async def detokenize(service: Service, call: Call, fields: Fields) -> None:
     except InvalidInputError as error:
         raise wrong("tokens", f"cannot be decoded: {error}") from None
     await call.reply({"content": text, "prompt": text})  # llama.cpp's name, vLLM's name
+
+
+async def tokenizer_info(service: Service, call: Call) -> None:
+    """Special tokens and chat template, under the names of vLLM."""
+    model, tokenizer = service.model, service.model.tokenizer
+    await call.reply(
+        {
+            "tokenizer_class": type(tokenizer).__name__,
+            "bos_token": tokenizer.bos_token or None,
+            "eos_token": tokenizer.eos_token,
+            "chat_template": None if model.chat_template is None else model.chat_template.source,
+            "model_max_length": model.context,
+        }
+    )
 
 
 async def apply_template(service: Service, call: Call, fields: Fields) -> None:

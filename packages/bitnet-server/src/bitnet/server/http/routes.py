@@ -209,6 +209,7 @@ ENDPOINTS = (
     of_model("/tokenize", text.tokenize),
     of_model("/detokenize", text.detokenize),
     of_model("/apply-template", text.apply_template),
+    of_current("/tokenizer_info", text.tokenizer_info),
     of_model("/api/chat", ollama.chat, ollama.error_body, generates=True, without=ollama.chat_unloaded),
     of_model("/api/generate", ollama.generate, ollama.error_body, generates=True, without=ollama.generate_unloaded),
     Endpoint("/api/tags", ollama_models.tags, errors=ollama.error_body),

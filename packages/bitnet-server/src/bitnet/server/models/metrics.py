@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, Protocol, TypeAlias
@@ -66,12 +67,16 @@ def _kv_use(loaded: Loaded) -> float:
 class Metrics:
     """One registry per server, so that a process may have several.
 
+    Attributes:
+        began: When counting began, in seconds since 1970.
+
     Args:
         loaded: Returns the loaded models; gauges are summed over them, and the share of KV blocks is of all theirs.
     """
 
     def __init__(self, loaded: Loaded) -> None:
         self._registry = registry = CollectorRegistry()
+        self.began = int(time.time())
         self._loaded = loaded
         self._info = Gauge("bitnet_info", "The loaded models and their devices", ["model", "device"], registry=registry)
         self.responses = Counter(
