@@ -3,12 +3,14 @@
 Every lane arrives at a barrier, where otherwise one lane arrives for its warp; kernels/cuda/hopper.cuh says why. The
 head's kernels, which take a share of its rows a block, get the blocks of a small GPU: each block is watched thread by
 thread, which takes hundreds of times as long, and what races within a block is the same in each. Launches form no
-graph, of whose kernels the tool cannot watch only one (compute-sanitizer 2025.3.1: an illegal address).
+graph and follow each other, as the tool cannot watch one of several kernels that overlap (compute-sanitizer 2025.3.1:
+an illegal address).
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 from bitnet.core.gpu import KernelSpec, Launch
 from bitnet.cuda import compiler
@@ -37,7 +39,8 @@ def install() -> None:
     def submit(driver: CudaDriver, recording: Sequence[Launch]) -> None:
         with driver._entered():
             for launch in recording:
-                driver._launch(launch, driver._functions[launch.kernel])
+                driver._launch(replace(launch, overlaps=False), driver._functions[launch.kernel])
+                driver._wait()
 
     CudaDriver.record = record  # type: ignore[assignment,method-assign]
     CudaDriver.submit = submit  # type: ignore[assignment,method-assign]
