@@ -241,12 +241,16 @@ class Watch:
             self.sizes.append(resident())
 
     def _fail(self) -> None:
-        while not self._over.wait(self._fault_seconds):
+        due = time.monotonic() + self._fault_seconds
+        while not self._over.wait(max(due - time.monotonic(), 0)):
             service = self._state.pool.models[0].service
-            if self._state.ready and service.proved:  # else it would not be loaded anew
-                engine: Any = self._models[-1]._worker.engine
-                engine.failure = FAILURES[self.faults % len(FAILURES)]("it failed.", device="cuda:7")
-                self.faults += 1
+            if not (self._state.ready and service.proved):  # it would not be loaded anew
+                self._over.wait(0.05)
+                continue
+            engine: Any = self._models[-1]._worker.engine
+            engine.failure = FAILURES[self.faults % len(FAILURES)]("it failed.", device="cuda:7")
+            self.faults += 1
+            due += self._fault_seconds
 
     def __enter__(self) -> Watch:
         for thread in self._threads:

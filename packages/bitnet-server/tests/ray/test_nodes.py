@@ -82,22 +82,26 @@ def test_a_node_that_fails(cluster: Cluster) -> None:
         nonlocal killed
         # The node takes the connections of its own proxy with it: the official client then asks again.
         async with openai.AsyncOpenAI(base_url=f"{cluster.server.url}/v1", api_key="none", timeout=120) as client:
-            begun = [asyncio.Event() for _ in range(6)]
-            streams = [asyncio.ensure_future(streamed(client, one)) for one in begun]
-            await asyncio.gather(*(one.wait() for one in begun))
+            running = [asyncio.Event() for _ in range(6)]
+            streams = [asyncio.ensure_future(streamed(client, one)) for one in running]
+            while not all(one.is_set() for one in running):
+                await asyncio.sleep(0.01)
             whole = [asyncio.ensure_future(ask(client)) for _ in range(12)]
             await asyncio.sleep(0.3)
+            while sum(one.is_set() for one in running) < 5:  # each replica has two
+                await asyncio.sleep(0.01)
+            assert not all(one.done() for one in whole)
             lost.kill()
             killed = time.monotonic()
             answered = await asyncio.gather(*whole)
             endings.extend(await asyncio.gather(*streams))
             return answered
 
-    async def streamed(client: openai.AsyncOpenAI, begun: asyncio.Event) -> str:
+    async def streamed(client: openai.AsyncOpenAI, running: asyncio.Event) -> str:
         """How the stream ends that is under way when the node is killed: one follows another until then."""
-        ending = await stream(client, begun)
+        ending = await stream(client, running)
         while not killed:
-            ending = await stream(client, begun)
+            ending = await stream(client, running)
         return ending
 
     assert asyncio.run(load()) == [200] * 12
@@ -120,20 +124,22 @@ async def ask(client: openai.AsyncOpenAI) -> int:
     return found.usage.completion_tokens
 
 
-async def stream(client: openai.AsyncOpenAI, begun: asyncio.Event) -> str:
-    """How a stream of 900 tokens ends."""
+async def stream(client: openai.AsyncOpenAI, running: asyncio.Event) -> str:
+    """How a stream of 900 tokens ends; the event is set from its first chunk to its end."""
     chunks = await client.completions.create(
         model="demo", prompt=os.urandom(8).hex(), max_tokens=900, stream=True, extra_body={"ignore_eos": True}
     )
     reason = None
     try:
         async for chunk in chunks:
-            begun.set()
+            running.set()
             reason = chunk.choices[0].finish_reason
     except openai.APIError as error:
         return str(error.code)
     except httpx.TransportError:
         return "connection"
+    finally:
+        running.clear()
     return str(reason)
 
 
