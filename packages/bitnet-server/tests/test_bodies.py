@@ -7,6 +7,7 @@ import random
 import select
 import socket
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
@@ -15,7 +16,7 @@ from typing import Any
 import pytest
 
 from bitnet.core import Model
-from bitnet.server.request import bounded_json
+from bitnet.server.request import bounded_json, call
 from bitnet.server.request.bodies import BODIES, SMALL
 from bitnet.server.request.bounded_json import (
     MAX_DEPTH,
@@ -148,6 +149,49 @@ def test_a_length_is_checked_before_the_elements(demo: Any, field: str) -> None:
     assert answer.status_code == 400, message
     assert f"{field.strip()} has 16,385 " in message
     assert "at most" in message
+
+
+MANY = 6000
+LONG: dict[str, tuple[str, dict[str, Any], Callable[[Any], Any]]] = {
+    "floats": ("/v1/embeddings", {"input": ["x"] * 200, "encoding_format": "float"}, lambda v: len(v["data"]) == 200),
+    "base64": ("/v1/embeddings", {"input": ["x"] * 200, "encoding_format": "base64"}, lambda v: len(v["data"]) == 200),
+    "vectors": ("/api/embed", {"model": "demo", "input": ["x"] * 200}, lambda v: len(v["embeddings"]) == 200),
+    "pieces": (
+        "/tokenize",
+        {"content": "x " * MANY, "with_pieces": True},
+        lambda v: (
+            len(v["tokens"]) == v["count"] >= MANY and v["tokens"][0] == {"id": v["tokens"][0]["id"], "piece": "x"}
+        ),
+    ),
+    "texts": (
+        "/tokenize",
+        {"content": "x " * MANY, "return_token_strs": True},
+        lambda v: "".join(v["token_strs"]) == "x " * MANY and len(v["tokens"]) == v["count"],
+    ),
+}
+
+
+@pytest.mark.parametrize("kind", LONG)
+def test_long_answers_are_written_a_piece_at_a_time_outside_the_event_loop(
+    demo: Any, monkeypatch: pytest.MonkeyPatch, kind: str
+) -> None:
+    """While Python encodes a value as JSON, nothing else runs, in any thread."""
+    path, body, right = LONG[kind]
+    made: list[tuple[str, int]] = []
+    real = call.to_json
+
+    def noted(value: Any) -> bytes:
+        data = real(value)
+        made.append((threading.current_thread().name, len(data)))
+        return data
+
+    monkeypatch.setattr(call, "to_json", noted)
+    answer = demo.client.post(path, json=body)
+    assert answer.status_code == 200, answer.text
+    assert right(answer.json())
+    assert len(answer.content) > 50_000
+    assert max(size for _, size in made) < len(answer.content) / 1.2
+    assert all(name.startswith("bitnet-http") for name, size in made if size > 1000)
 
 
 @contextmanager

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import base64
 import time
-from collections.abc import Sequence
-from typing import NamedTuple
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -15,7 +15,7 @@ from bitnet.core.model.pooling import POOLINGS, Pooling
 from bitnet.server.api.known_fields import EMBEDDINGS, OLLAMA_EMBED, OLLAMA_EMBEDDINGS, RERANK
 from bitnet.server.generation.prompts import Prompt, read_prompts
 from bitnet.server.models.service import Service
-from bitnet.server.request.call import Call
+from bitnet.server.request.call import Call, long_json
 from bitnet.server.request.errors import wrong
 from bitnet.server.request.fields import Fields
 
@@ -47,12 +47,12 @@ async def openai(service: Service, call: Call, fields: Fields) -> None:
     texts = await call.read(lambda: read_prompts(fields, "input", MAX_TEXTS))
     _check_dimensions(service, wanted)
     made = await vectors(service, call, texts, pooling=pooling, truncate=truncates)
-    data = [
+    data = (
         {"object": "embedding", "index": i, "embedding": _base64(row) if as_text else row.tolist()}
         for i, row in enumerate(made.rows)
-    ]
+    )
     usage = {"prompt_tokens": made.tokens, "total_tokens": made.tokens}
-    await call.reply({"object": "list", "data": data, "model": service.names[0], "usage": usage})
+    await _reply(service, call, {"object": "list", "model": service.names[0], "usage": usage}, {"data": data})
 
 
 async def ollama(service: Service, call: Call, fields: Fields) -> None:
@@ -69,15 +69,13 @@ async def ollama(service: Service, call: Call, fields: Fields) -> None:
     given = fields.values.get("input")
     texts = await call.read(lambda: read_prompts(fields, "input", MAX_TEXTS)) if given not in (None, "", []) else []
     made = await vectors(service, call, texts, truncate=truncates)
-    await call.reply(
-        {
-            "model": service.names[0],
-            "embeddings": made.rows.tolist(),
-            "total_duration": int((time.monotonic() - began + call.load_seconds) * 1e9),
-            "load_duration": int(call.load_seconds * 1e9),
-            "prompt_eval_count": made.tokens,
-        }
-    )
+    facts = {
+        "model": service.names[0],
+        "total_duration": int((time.monotonic() - began + call.load_seconds) * 1e9),
+        "load_duration": int(call.load_seconds * 1e9),
+        "prompt_eval_count": made.tokens,
+    }
+    await _reply(service, call, facts, {"embeddings": (row.tolist() for row in made.rows)})
 
 
 async def ollama_one(service: Service, call: Call, fields: Fields) -> None:
@@ -119,6 +117,11 @@ async def rerank(service: Service, call: Call, fields: Fields) -> None:
     ]
     usage = {"prompt_tokens": made.tokens, "total_tokens": made.tokens}
     await call.reply({"object": "list", "model": service.names[0], "results": results, "usage": usage})
+
+
+async def _reply(service: Service, call: Call, value: Mapping[str, Any], lists: Mapping[str, Iterable[Any]]) -> None:
+    """Answer with vectors: 2,048 of 2,560 numbers are 98 MB of JSON, which take seconds."""
+    await call.reply(await service.shared.in_thread(lambda: long_json(value, lists, 1)))
 
 
 async def vectors(

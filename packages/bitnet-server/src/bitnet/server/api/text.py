@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 from bitnet.core.errors import InvalidInputError
@@ -11,9 +12,12 @@ from bitnet.server.chat.prompt import ChatPrompt
 from bitnet.server.chat.tools import Tools, openai_tools
 from bitnet.server.models.service import Service
 from bitnet.server.request.bounded_json import MAX_ITEMS
-from bitnet.server.request.call import Call
+from bitnet.server.request.call import Call, long_json
 from bitnet.server.request.errors import wrong
 from bitnet.server.request.fields import Fields
+
+AT_ONCE = 4096
+"""Tokens that are encoded as JSON before other threads get their turn."""
 
 
 async def tokenize(service: Service, call: Call, fields: Fields) -> None:
@@ -27,12 +31,16 @@ async def tokenize(service: Service, call: Call, fields: Fields) -> None:
         text, parse = fields.text(name) or "", fields.flag("parse_special", True)
         add = fields.flag("add_special") if name == "content" else fields.flag("add_special_tokens", True)
         ids = await service.shared.in_thread(lambda: service.text_tokens(text, add_special=add, parse_special=parse))
+    answer: dict[str, Any] = {"count": len(ids), "max_model_len": service.model.context}
     pieces = fields.flag("with_pieces")
-    tokens: list[Any] = [{"id": i, "piece": _piece(tokenizer.token_bytes(i))} for i in ids] if pieces else ids
-    named = fields.flag("return_token_strs")
-    strings = [tokenizer.token_bytes(i).decode("utf-8", "replace") for i in ids] if named else None
-    counts = {"count": len(ids), "max_model_len": service.model.context}
-    await call.reply({"tokens": tokens, **counts, "token_strs": strings})
+    lists: dict[str, Iterable[Any]] = {
+        "tokens": ({"id": i, "piece": _piece(tokenizer.token_bytes(i))} for i in ids) if pieces else ids
+    }
+    if fields.flag("return_token_strs"):
+        lists["token_strs"] = (tokenizer.token_bytes(i).decode("utf-8", "replace") for i in ids)
+    else:
+        answer["token_strs"] = None
+    await call.reply(await service.shared.in_thread(lambda: long_json(answer, lists, AT_ONCE)))
 
 
 async def _conversation_tokens(service: Service, call: Call, fields: Fields) -> list[int]:

@@ -7,6 +7,7 @@ import json
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping
 from contextlib import suppress
+from itertools import islice
 from typing import Any, TypeVar
 from urllib.parse import parse_qsl
 
@@ -40,6 +41,28 @@ if _make is not None:  # once: the encoder's own method makes one for each value
 def to_json(value: Any) -> bytes:
     text = _encode.encode(value) if _pieces is None else "".join(_pieces(value, 0))
     return text.encode("utf-8", "replace")
+
+
+def long_json(value: Mapping[str, Any], lists: Mapping[str, Iterable[Any]], at_once: int) -> bytes:
+    """The JSON of an object some of whose members are long lists.
+
+    Python's lock is held while a piece is encoded, so that a whole list would hold up everyone else. Call this outside
+    the event loop.
+
+    Args:
+        value: The other members, of which there is one at least.
+        at_once: Number of elements that are encoded in one go.
+    """
+    pieces = [to_json(value)[:-1]]
+    for name, items in lists.items():
+        pieces += [b",", to_json(name), b":["]
+        left = iter(items)
+        before = b""
+        while some := list(islice(left, at_once)):
+            pieces += [before, to_json(some)[1:-1]]
+            before = b","
+        pieces.append(b"]")
+    return b"".join([*pieces, b"}"])
 
 
 class Call:
