@@ -61,29 +61,11 @@ def chat_tokens(
     Raises:
         InvalidInputError: The template refuses the messages, or a text contains a lone surrogate.
     """
-    made, thinking = _prompt(template, tokenizer, messages, tools, variables or {}, continued, thinks)
+    made, thinking = chat_parts(template, tokenizer, messages, tools, variables or {}, continued, thinks)
     return ChatTokens(tokenizer.encode_parts(made), thinking)
 
 
-def chat_text(
-    template: ChatTemplate,
-    tokenizer: Tokenizer,
-    messages: Sequence[Message],
-    *,
-    tools: Sequence[Mapping[str, Any]] | None = None,
-    variables: Mapping[str, Any] | None = None,
-    continued: bool = False,
-    thinks: bool | None = None,
-) -> str:
-    """The text whose tokens :func:`chat_tokens` gives for the same arguments.
-
-    Raises:
-        InvalidInputError: As for :func:`chat_tokens`.
-    """
-    return "".join(_prompt(template, tokenizer, messages, tools, variables or {}, continued, thinks)[0])
-
-
-def _prompt(
+def chat_parts(
     template: ChatTemplate,
     tokenizer: Tokenizer,
     messages: Sequence[Message],
@@ -92,7 +74,10 @@ def _prompt(
     continued: bool,
     thinks: bool | None,
 ) -> tuple[list[str], Thinking | None]:
-    """The prompt as alternating text and control tokens, and how a thought is marked in the answer."""
+    """A conversation's prompt as alternating text and control tokens, and how a thought is marked in the answer.
+
+    For arguments and errors see :func:`chat_tokens`.
+    """
     switch = template.thinking
     if switch is not None and thinks is not None:
         variables = {**variables, **switch.variables(thinks)}

@@ -16,7 +16,7 @@ from bitnet.core import Model, __version__
 from bitnet.core.errors import InvalidInputError
 from bitnet.core.gguf.split import model_bytes
 from bitnet.core.text.chat import ChatTemplate
-from bitnet.core.text.prompt import chat_text
+from bitnet.core.text.prompt import chat_parts
 from bitnet.server.chat.prompt import PLAIN, ChatPrompt
 from bitnet.server.chat.rendering import as_template_reads
 from bitnet.server.chat.thinking import ThinkingChoice
@@ -146,7 +146,7 @@ class Service:
         made, options = self._template_input(messages, tools, how)
         if not how.answered:
             return template.render(made, False, tools=options["tools"], variables=options["variables"])
-        return chat_text(template, self.model.tokenizer, made, **options)
+        return "".join(chat_parts(template, self.model.tokenizer, made, **options)[0])
 
     def _template_input(
         self, messages: Sequence[dict[str, Any]], tools: Tools | None, how: ChatPrompt
