@@ -7,9 +7,9 @@
 Programs are all tests of the conformance suite at its small size, and models that the device may fuse as it likes.
 Each tool runs all of them, in processes of a few programs, but for two that take hundreds of times as long. oclgrind
 runs a selection in which every kernel runs in each of its forms (kernel_forms.py); racecheck watches one kernel a
-process, in the quickest program that runs it. No program writes a row that the step does not use, as a write would hide
-a read. The exit status is 1 if a tool has found something, or has not run to its end; its output is
-in ``--logs``. docs/measurements/ keeps the results, with their dates.
+process, in the quickest program that runs it, and all of that program's kernels where it fails to. No program writes a
+row that the step does not use, as a write would hide a read. The exit status is 1 if a tool has found something, or has
+not run to its end; its output is in ``--logs``. docs/measurements/ keeps the results, with their dates.
 """
 
 from __future__ import annotations
@@ -42,6 +42,7 @@ MODEL = "model, "
 """What a program begins with that is a model's name, and no test's."""
 BARRIERS = "64"
 """Barriers of a block that compute-sanitizer has room for: by itself it counts too few, and each takes much memory."""
+STOPPED = "was stopped"
 NO_INT64 = "0x7e67e607"
 """The layer's notice that it cannot check buffer device addresses where shaders lack int64; no kernel uses any."""
 
@@ -55,7 +56,8 @@ class Tool:
         found: The findings that a log and the process's output tell of, and how often each.
         each: Tests of a process.
         selected: It is slow, and runs only a selection.
-        by_kernel: It is slower still, and watches a kernel a process; programs run as for_racecheck.py has them.
+        alone: It is slower still, and watches a kernel a process by these arguments, in which ``{kernel}`` stands for
+            the kernel; programs run as for_racecheck.py has them.
         environment: Environment of the process.
     """
 
@@ -64,7 +66,7 @@ class Tool:
     found: Callable[[str], Counter[str]]
     each: int
     selected: bool = False
-    by_kernel: bool = False
+    alone: Sequence[str] = ()
     environment: dict[str, str] = field(default_factory=dict)
 
 
@@ -128,8 +130,8 @@ def tools(backend: str, sanitizer: str, folder: Path) -> list[Tool]:
             Tool("memcheck", (*command, "memcheck", "--report-api-errors", "no"), of_compute_sanitizer, 40),
             *(Tool(name, (*command, name), of_compute_sanitizer, 40) for name in ("initcheck", "synccheck")),
         ]
-        watched = ("--kernel-name", "kernel_name={kernel}")
-        races = Tool("racecheck", (*command, "racecheck", *watched), of_compute_sanitizer, 1, by_kernel=True)
+        one = ("--kernel-name", "kernel_name={kernel}")
+        races = Tool("racecheck", (*command, "racecheck"), of_compute_sanitizer, 1, alone=one)
         return [*whole, races]
     if backend == "opencl":
         vendors = folder / "vendors"
@@ -213,7 +215,7 @@ def plan(backend: str, device: str, jobs: int, folder: Path) -> list[kernel_form
 def parts_of(tool: Tool, ran: Sequence[kernel_forms.Ran], only: str) -> list[Part]:
     """The processes of a tool: a kernel each; or models by themselves, and tests several at a time, the longest first
     or as selected."""
-    if tool.by_kernel:
+    if tool.alone:
         found = kernel_forms.quickest([r for r in ran if only in r.program])
         return [Part(tool, i, [program], kernel) for i, (kernel, program) in enumerate(found.items())]
     longest = [r.program for r in sorted(ran, key=lambda r: -r.seconds)]
@@ -230,23 +232,30 @@ def watch(part: Part, backend: str, device: str, folder: Path, ends: float) -> R
     """Run a part; ``ends`` is the monotonic time at which it is stopped."""
     tool, (first, *_) = part.tool, part.programs
     log = folder / f"{tool.name}-{part.kernel or part.number}.log".replace(" ", "-").replace(",", "")
-    command = [word.format(log=log, kernel=part.kernel) for word in tool.command]
+    words = [*tool.command, *(tool.alone if part.kernel else ())]
+    command = [word.format(log=log, kernel=part.kernel) for word in words]
     own = environment(device) | {name: value.format(log=log) for name, value in tool.environment.items()}
     if first.startswith(MODEL):
-        arguments = model_command(backend, device, first.removeprefix(MODEL), for_racecheck=tool.by_kernel)
+        arguments = model_command(backend, device, first.removeprefix(MODEL), for_racecheck=bool(tool.alone))
     else:
-        arguments = [*PYTEST, *["-p", "for_racecheck"] * tool.by_kernel, "-n0", "-v", *part.programs]
+        arguments = [*PYTEST, *["-p", "for_racecheck"] * bool(tool.alone), "-n0", "-v", *part.programs]
     began, out = time.monotonic(), log.with_suffix(".out")
     out.write_text("\n".join((*part.programs, "")))
     limit = None if ends == float("inf") else max(ends - began, 0.1)
     status = run([*command, sys.executable, *arguments], own, out, limit)
-    failed = "was stopped" if status is None else f"ended with {status}" if status else ""
+    failed = STOPPED if status is None else f"ended with {status}" if status else ""
     text = (log if log.exists() else out).read_text(errors="replace")
     result = Result(part, tool.found(text), failed, time.monotonic() - began)
     if result.found or failed:
         summary = ", ".join([f"{n} × {what}" for what, n in result.found.most_common(6)] + [failed] * bool(failed))
         print(f"{log.name}: {summary}", file=sys.stderr, flush=True)
     return result
+
+
+def with_others(results: Sequence[Result]) -> list[Part]:
+    """The programs in which a tool failed with one kernel alone, for a second try that watches all of their kernels."""
+    failed = {r.part.programs[0]: r.part.tool for r in results if r.part.kernel and r.failed not in ("", STOPPED)}
+    return [Part(tool, i, [program]) for i, (program, tool) in enumerate(failed.items())]
 
 
 def table(results: Sequence[Result], ran: Sequence[kernel_forms.Ran]) -> None:
@@ -312,6 +321,9 @@ def main() -> int:
     ends = began + given.limit if given.limit else float("inf")
     with ThreadPoolExecutor(given.jobs) as pool:
         results = list(pool.map(lambda part: watch(part, given.backend, device, folder, ends), parts))
+        if again := with_others(results):
+            results = [r for r in results if not r.part.kernel or r.failed in ("", STOPPED)]
+            results += pool.map(lambda part: watch(part, given.backend, device, folder, ends), again)
     table(results, ran)
     return 0 if not any(result.failed or result.found for result in results) else 1
 

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections import Counter
+
 import pytest
 
 from bitnet.core.gpu import KernelSpec
 from kernel_forms import Ran, cover, form, quickest
-from sanitize import Part, Tool, of_compute_sanitizer, of_oclgrind, parts_of
+from sanitize import STOPPED, Part, Result, Tool, of_compute_sanitizer, of_oclgrind, parts_of, with_others
 
 MEMCHECK = """========= COMPUTE-SANITIZER
 ========= Invalid __global__ read of size 4 bytes
@@ -61,9 +63,17 @@ def test_a_selection_runs_every_form_and_prefers_what_is_quick() -> None:
 def test_a_tool_that_watches_a_kernel_a_process_gets_each_in_its_quickest_program() -> None:
     programs = [Ran("slow", 90, ["a X=1", "b X=1"]), Ran("quick", 1, ["a X=2"]), Ran("model, small", 5, ["c", "b X=2"])]
     assert quickest(programs) == {"b": "model, small", "c": "model, small", "a": "quick"}
-    tool = Tool("racecheck", (), of_compute_sanitizer, 1, by_kernel=True)
+    tool = Tool("racecheck", (), of_compute_sanitizer, 1, alone=("{kernel}",))
     assert parts_of(tool, programs, "quick") == [Part(tool, 0, ["quick"], "a")]
     assert {(part.kernel, *part.programs) for part in parts_of(tool, programs, "")} == set(quickest(programs).items())
+
+
+def test_a_program_runs_again_with_all_kernels_watched_where_the_tool_failed_with_one() -> None:
+    tool = Tool("racecheck", (), of_compute_sanitizer, 1, alone=("{kernel}",))
+    ended = {"a": ("one", ""), "b": ("two", "ended with 1"), "c": ("two", "ended with 1"), "d": ("three", STOPPED)}
+    results = [Result(Part(tool, 0, [p], kernel), Counter(), how, 1.0) for kernel, (p, how) in ended.items()]
+    assert with_others(results) == [Part(tool, 0, ["two"])]
+    assert with_others([Result(with_others(results)[0], Counter(), "ended with 1", 1.0)]) == []
 
 
 def test_forms_tell_parts_of_kernels_apart_and_not_sizes() -> None:
