@@ -3,9 +3,14 @@
 from __future__ import annotations
 
 import json
+import threading
+from collections.abc import Callable
 from typing import Any
 
 import pytest
+
+from bitnet.server.api.openai_chat import ChatAnswer
+from bitnet.server.api.openai_completions import CompletionAnswer
 
 ASKED = {"messages": [{"role": "user", "content": "What is 17 + 25?"}], "temperature": 0, "max_tokens": 6}
 TEXT = {"prompt": "Once upon a time", "temperature": 0, "max_tokens": 6}
@@ -79,6 +84,35 @@ def test_log_probabilities_of_a_prompt(demo: Any, path: str) -> None:
 
 def _rows(found: Any, path: str) -> Any:
     return (found if "chat" in path else found["choices"][0])["prompt_logprobs"][1:]
+
+
+@pytest.mark.parametrize(("path", "stream"), [*((path, False) for path in PATHS), ("/v1/completions", True)])
+def test_log_probabilities_of_a_prompt_are_written_outside_the_event_loop(
+    demo: Any, monkeypatch: pytest.MonkeyPatch, path: str, stream: bool
+) -> None:
+    """Those of a prompt of 32,768 tokens take seconds."""
+    kind = ChatAnswer if "chat" in path else CompletionAnswer
+    threads: list[str] = []
+
+    def noting(real: Callable[..., Any]) -> Callable[..., Any]:
+        def noted(*given: Any) -> Any:
+            threads.append(threading.current_thread().name)
+            return real(*given)
+
+        return noted
+
+    for name in ("whole", "piece"):
+        monkeypatch.setattr(kind, name, noting(getattr(kind, name)))
+    if stream:
+        events(demo, path, echo=True, logprobs=2)
+    else:
+        ask(demo, path, prompt_logprobs=2)
+    first, *others = [name.startswith("bitnet-http") for name in threads]
+    assert first
+    assert not any(others)
+    threads.clear()
+    ask(demo, path, logprobs=True if "chat" in path else 2)
+    assert not threads[0].startswith("bitnet-http")
 
 
 def test_echoed_log_probabilities_keep_their_own_number(demo: Any) -> None:

@@ -8,6 +8,7 @@ import time
 from array import array
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from bitnet.core import Chunk, Completion
@@ -15,7 +16,7 @@ from bitnet.server.forms import structured
 from bitnet.server.forms.token_rules import TokenRules
 from bitnet.server.models.backend import Generation, Restriction
 from bitnet.server.models.service import Service
-from bitnet.server.request.call import Call, ClientGone
+from bitnet.server.request.call import Call, ClientGone, to_json
 from bitnet.server.request.errors import RequestError, as_request_error
 
 if TYPE_CHECKING:
@@ -227,6 +228,10 @@ class _Run:
         finally:
             self._awaited = None
 
+    async def _made(self, make: Callable[[], T]) -> T:
+        """A long part of the answer, made outside the event loop."""
+        return await self._in_time(self._service.shared.in_thread(make))
+
     def end(self, reason: RequestError) -> None:
         self._reason = reason
         self._cancel()
@@ -248,7 +253,11 @@ class _Run:
             self._service.model.check_file(within=FILE_SECONDS)
         result = await self._result()
         self._call.add_header("x-bitnet-device", result.devices)
-        await self._call.reply(self._job.answer.whole(result))
+        whole = self._job.answer.whole
+        if any(completion.prompt_logprobs is not None for completion in result.completions):  # they are long
+            await self._call.reply(await self._made(lambda: to_json(whole(result))))
+        else:
+            await self._call.reply(whole(result))
 
     async def _stream(self) -> None:
         answer, call = self._job.answer, self._call
@@ -264,7 +273,11 @@ class _Run:
                 if chunk.finish_reason == "failed":
                     completion = self._requests[index].completion
                     raise structured.failure(completion.stop_reason if completion else "")
-                events += answer.piece(index, self._with_stop(chunk, self._requests[index].completion))
+                part = self._with_stop(chunk, self._requests[index].completion)
+                if chunk.prompt_logprobs is None:
+                    events += answer.piece(index, part)
+                else:  # they are long
+                    events += await self._made(partial(_events, answer, index, part))
                 if events:
                     await call.write(b"".join(events))
             await call.write(b"".join(answer.end(await self._result())), more=False)
@@ -294,8 +307,7 @@ class _Run:
         receipts = None
         if self._job.receipt:  # the first one hashes the model's file
             make = self._service.backend.receipt
-            made = self._service.shared.in_thread(lambda: [make(request) for request in self._requests])
-            receipts = await self._in_time(made)
+            receipts = await self._made(lambda: [make(request) for request in self._requests])
         self._service.loaded.proved = True
         if self._job.slot is not None:  # the last token of an answer is not in the KV cache
             self._service.slots[self._job.slot] = self._last_prompt + array("i", done[-1].tokens[:-1])
@@ -306,6 +318,10 @@ class _Run:
         if not self._job.include_stop or completion is None or not isinstance(completion.stop_reason, str):
             return part
         return replace(part, text=part.text + completion.stop_reason) if part.finish_reason == "stop" else part
+
+
+def _events(answer: Answer, index: int, chunk: Chunk) -> list[bytes]:
+    return [*answer.piece(index, chunk)]
 
 
 async def batches(requests: Sequence[Generation]) -> AsyncIterator[list[tuple[int, Chunk]]]:
