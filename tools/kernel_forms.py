@@ -91,10 +91,11 @@ def cover(programs: Iterable[Ran]) -> list[str]:
     return chosen
 
 
-def quickest(programs: Iterable[Ran]) -> dict[str, str]:
-    """For each kernel the program that runs it in the least time; what takes longest comes first."""
+def alone(programs: Iterable[Ran]) -> dict[str, str]:
+    """For each kernel the program that runs it with the fewest others, and then in the least time; the kernels with the
+    largest programs come first."""
     found: dict[str, Ran] = {}
-    for ran in sorted(programs, key=lambda ran: ran.seconds):
+    for ran in sorted(programs, key=lambda ran: (len(ran.forms), ran.seconds)):
         for form in ran.forms:
             found.setdefault(form.split()[0], ran)
     return {kernel: ran.program for kernel, ran in reversed(found.items())}

@@ -7,7 +7,7 @@
 Programs are all tests of the conformance suite at its small size, and models that the device may fuse as it likes.
 Each tool runs all of them, in processes of a few programs, but for two that take hundreds of times as long. oclgrind
 runs a selection in which every kernel runs in each of its forms (kernel_forms.py); racecheck watches one kernel a
-process, in the quickest program that runs it, and all of that program's kernels where it fails to. No program writes a
+process, in the program that runs the fewest others, and all of that program's kernels where it fails to. No program writes a
 row that the step does not use, as a write would hide a read. The exit status is 1 if a tool has found something, or has
 not run to its end; its output is in ``--logs``. docs/measurements/ keeps the results, with their dates.
 """
@@ -216,7 +216,7 @@ def parts_of(tool: Tool, ran: Sequence[kernel_forms.Ran], only: str) -> list[Par
     """The processes of a tool: a kernel each; or models by themselves, and tests several at a time, the longest first
     or as selected."""
     if tool.alone:
-        found = kernel_forms.quickest([r for r in ran if only in r.program])
+        found = kernel_forms.alone([r for r in ran if only in r.program])
         return [Part(tool, i, [program], kernel) for i, (kernel, program) in enumerate(found.items())]
     longest = [r.program for r in sorted(ran, key=lambda r: -r.seconds)]
     programs = kernel_forms.cover(ran) if tool.selected else longest
