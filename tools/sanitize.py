@@ -7,9 +7,9 @@
 Programs are all tests of the conformance suite at its small size, and models that the device may fuse as it likes.
 Each tool runs all of them, in processes of a few programs, but for two that take hundreds of times as long. oclgrind
 runs a selection in which every kernel runs in each of its forms (kernel_forms.py); racecheck watches one kernel a
-process, in the program that runs the fewest others, and all of that program's kernels where it fails to. No program writes a
-row that the step does not use, as a write would hide a read. The exit status is 1 if a tool has found something, or has
-not run to its end; its output is in ``--logs``. docs/measurements/ keeps the results, with their dates.
+process, in the program that runs the fewest others, and all of that program's kernels where it fails to. No program
+writes a row that the step does not use, as a write would hide a read. The exit status is 1 if a tool has found
+something, or has not run to its end; its output is in ``--logs``. docs/measurements/ keeps the results, with dates.
 """
 
 from __future__ import annotations
