@@ -154,6 +154,9 @@ def test_tokens_named_by_their_ids(demo: Any, path: str) -> None:
     logprobs = ask(demo, path, return_tokens_as_token_ids=True, **more)["choices"][0]["logprobs"]
     names = [entry["token"] for entry in logprobs["content"]] if "chat" in path else logprobs["tokens"]
     assert names == [f"token_id:{token}" for token in expected]
+    if "chat" not in path:
+        drawn = ask(demo, path, return_tokens_as_token_ids=True, temperature=3, logprobs=2)["choices"][0]["logprobs"]
+        assert [next(iter(top)) for top in drawn["top_logprobs"]] == drawn["tokens"]
 
 
 def test_texts_and_conversations_as_tokens(demo: Any) -> None:

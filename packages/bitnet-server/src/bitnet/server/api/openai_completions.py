@@ -162,9 +162,9 @@ class CompletionAnswer:
         }
 
     def _top(self, entry: TokenLogprob) -> dict[str, float]:
-        """The likeliest tokens, and the chosen one."""
+        """The chosen token, which comes first as in vLLM, and the likeliest ones."""
         top = entry.top[: self._top_count]
-        return {self._name(token): finite(p) for token, p in (*top, (entry.token, entry.logprob))}
+        return {self._name(token): finite(p) for token, p in ((entry.token, entry.logprob), *top)}
 
     def _name(self, token: int) -> str:
         """A token's text; bytes that form only part of a character are shown as numbers, as in OpenAI's API."""
