@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from bitnet.core.engine.thought import ThoughtControl
 from bitnet.core.text.chat import ChatTemplate
 from bitnet.core.text.prompt import chat_tokens
 from bitnet.core.text.thinking import MARKS, Marks, Piece, Thinking, ThoughtReader, ThoughtSplitter, marks_of
@@ -187,6 +188,42 @@ def test_a_thought_ends_at_the_same_token_whether_or_not_its_text_is_decoded(mar
             assert (skips.inside, skips.over) == (single.inside, single.over), (tokens, thinking)
             assert not skips.inside or skips.tokens == single.tokens, (tokens, thinking)
     assert skipped > 100
+
+
+@pytest.mark.parametrize("thought_only", [False, True])
+@pytest.mark.parametrize("kind", [TokenType.CONTROL, TokenType.USER_DEFINED])
+def test_tokens_are_taken_in_together_up_to_the_budget_or_the_end(kind: TokenType, thought_only: bool) -> None:
+    seed = random.randrange(2**32)
+    print(f"seed {seed}")
+    chance = random.Random(seed)
+    tokenizer = bytes_tokenizer(kind, *QWEN)
+    hidden = {258: QWEN.start, 259: QWEN.end} if kind is TokenType.CONTROL else {}
+    thinking = Thinking(QWEN, True, (259,), 258, hidden)
+    early = 0
+    for _ in range(500):
+        tokens = []
+        for _ in range(chance.randrange(1, 6)):
+            tokens += tokenizer.encode(any_text(QWEN, chance), add_special=False)
+            tokens += chance.choices([259, 256], k=chance.randrange(2))
+        budget = chance.randrange(2 * len(tokens) + 1)
+        control = ThoughtControl(thinking, StreamDecoder(tokenizer), budget=budget, constrained=False)
+        single, begun = ThoughtReader(thinking, StreamDecoder(tokenizer)), 0
+        while begun < len(tokens) and not control.forced and (single.inside or not thought_only):
+            some = tokens[begun : begun + chance.randrange(1, 10)]
+            wanted = 0
+            for token in some:
+                wanted += 1
+                was_over = single.over
+                single.push([token])
+                spent = single.inside and single.tokens >= budget
+                if not was_over and (spent or (thought_only and not single.inside)):
+                    break
+            assert control.accept_some(some, thought_only=thought_only) == wanted, (tokens, budget)
+            assert bool(control.forced) == (single.inside and single.tokens >= budget), (tokens, budget)
+            assert control.over == single.over, (tokens, budget)
+            begun += wanted
+            early += wanted < len(some)
+    assert early > 20
 
 
 def test_a_decoder_knows_which_characters_cannot_come() -> None:

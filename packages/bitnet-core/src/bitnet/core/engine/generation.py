@@ -260,8 +260,7 @@ class Generation(TokenSequence):
         if watched is not None:
             new = self._until_begun(watched, new)
         elif self._thought is not None and appends:
-            ends = [i for i, token in enumerate(new) if token in self._stop_tokens]
-            count = self._thought.accept_some(new[: ends[0]] if ends else new)
+            count = self._thought.accept_some(new[: self._before_stop(new)])
             new = new[:count] if self._thought.forced else new
         self._end_at(new, room, now)
         if logits is not None and self._options.logprobs is not None:
@@ -297,10 +296,15 @@ class Generation(TokenSequence):
         self.appended = len(mark)
         self._times += [now] * len(mark)
 
+    def _before_stop(self, tokens: Sequence[int]) -> int:
+        """Number of tokens before the first stop token."""
+        if self._stop_tokens.isdisjoint(tokens):
+            return len(tokens)
+        return next(i for i, token in enumerate(tokens) if token in self._stop_tokens)
+
     def _end_at(self, tokens: list[int], room: int, now: float) -> None:
         """End before the first stop token of ``tokens``, which goes with all after it, or because ``room`` is full."""
-        if not self._stop_tokens.isdisjoint(tokens):
-            stop = next(i for i, token in enumerate(tokens) if token in self._stop_tokens)
+        if (stop := self._before_stop(tokens)) < len(tokens):
             self._times.append(now)
             self._stop_reason = tokens[stop]
             del tokens[stop:]
@@ -310,9 +314,7 @@ class Generation(TokenSequence):
 
     def _until_begun(self, lazy: LazyConstraint, tokens: list[int]) -> list[int]:
         """The tokens up to the one with which the constraint begins: those after it were chosen without it."""
-        thought, taken, end = self._thought, 0, len(tokens)
-        if not self._stop_tokens.isdisjoint(tokens):
-            end = next(i for i, token in enumerate(tokens) if token in self._stop_tokens)
+        thought, taken, end = self._thought, 0, self._before_stop(tokens)
         while thought is not None and not thought.over and taken < end:
             if self._in_thought:
                 taken += thought.accept_some(tokens[taken:end], thought_only=True)

@@ -87,15 +87,17 @@ class ThoughtControl:
             self._begun = True
             self._check_budget()
             return len(some)
-        for count, token in enumerate(tokens, 1):
-            if self.over:
-                break
-            self._begun = True
-            self._reader.push((token,))
-            self._check_budget()
-            if self.forced or (thought_only and not self._reader.inside):
-                return count
-        return len(tokens)
+        if len(tokens) <= 1:
+            if tokens and not self.over:
+                self._begun = True
+                self._reader.push(tokens)
+                self._check_budget()
+            return len(tokens)
+        half = len(tokens) // 2  # one of them may still be taken in at once
+        count = self.accept_some(tokens[:half], thought_only=thought_only)
+        if self.forced or (thought_only and not self._reader.inside):
+            return count
+        return count + self.accept_some(tokens[half:], thought_only=thought_only)
 
     def take_forced(self, most: int) -> list[int]:
         """The tokens that must come next, ``most`` of them at most; none must come after them."""

@@ -103,6 +103,9 @@ class _State(Enum):
     ANSWER = auto()
 
 
+_BEFORE, _OPENED, _THOUGHT, _GAP, _ANSWER = _State  # looked up once: splitters are asked thousands of times a second
+
+
 class ThoughtSplitter:
     """Splits a streamed text into thought and answer. The pieces do not depend on where the text is cut.
 
@@ -116,7 +119,7 @@ class ThoughtSplitter:
 
     def __init__(self, marks: Marks, *, opened: bool = False) -> None:
         self._marks = marks
-        self._state = _State.OPENED if opened else _State.BEFORE
+        self._state = _OPENED if opened else _BEFORE
         self._held = ""
         self._seen = 0  # characters that are no longer held
         self._blank = True  # whether the thought has nothing but white space so far
@@ -126,31 +129,31 @@ class ThoughtSplitter:
     @property
     def inside(self) -> bool:
         """Whether the text so far ends inside a thought."""
-        return self._state in (_State.OPENED, _State.THOUGHT)
+        return self._state in (_OPENED, _THOUGHT)
 
     @property
     def over(self) -> bool:
         """Whether the thought has ended, or the answer has begun without one."""
-        return self._state in (_State.GAP, _State.ANSWER)
+        return self._state in (_GAP, _ANSWER)
 
     @property
     def in_answer(self) -> bool:
         """Whether all further text is the answer's."""
-        return self._state is _State.ANSWER
+        return self._state is _ANSWER
 
     @property
     def goes_on(self) -> bool:
         """Whether all further text is the thought's as long as no end mark begins in it."""
-        return self._state is _State.THOUGHT and (not self._held or self._marks.end[0] not in self._held)
+        return self._state is _THOUGHT and (not self._held or self._marks.end[0] not in self._held)
 
     def push(self, text: str) -> Piece:
         """What further text adds to the thought and to the answer."""
-        if self._state is _State.ANSWER:
+        if self._state is _ANSWER:
             return Piece("", text)
         self._held += text
-        if self._state in (_State.BEFORE, _State.OPENED) and not self._begun():
+        if self._state in (_BEFORE, _OPENED) and not self._begun():
             return Piece()
-        reasoning = self._thought() if self._state is _State.THOUGHT else ""
+        reasoning = self._thought() if self._state is _THOUGHT else ""
         return Piece(reasoning, self._answer() if self.over else "")
 
     def push_thought(self, text: str) -> Piece:
@@ -168,7 +171,7 @@ class ThoughtSplitter:
         held, self._held = self._held, ""
         if self.inside:
             return Piece(held.strip() if self._blank else held.rstrip())
-        return Piece("", held if self._state is _State.BEFORE else "")
+        return Piece("", held if self._state is _BEFORE else "")
 
     def _take(self, length: int) -> str:
         """Remove the first characters of what is held."""
@@ -181,11 +184,11 @@ class ThoughtSplitter:
         start, text = self._marks.start, self._held.lstrip()
         if text.startswith(start):
             self._take(len(self._held) - len(text) + len(start))
-            self.begin, self._state = self._seen, _State.THOUGHT
+            self.begin, self._state = self._seen, _THOUGHT
         elif start.startswith(text):
             return False
         else:
-            self._state = _State.THOUGHT if self._state is _State.OPENED else _State.ANSWER
+            self._state = _THOUGHT if self._state is _OPENED else _ANSWER
         return True
 
     def _thought(self) -> str:
@@ -198,16 +201,16 @@ class ThoughtSplitter:
         self._blank = self._blank and not said
         if at >= 0:
             self._take(len(self._held) - len(self._held.lstrip()))
-            self.mark, self._state = self._seen, _State.GAP
+            self.mark, self._state = self._seen, _GAP
             self._take(len(self._marks.end))
         return said
 
     def _answer(self) -> str:
-        if self._state is _State.GAP:
+        if self._state is _GAP:
             self._take(len(self._held) - len(self._held.lstrip()))
             if not self._held:
                 return ""
-            self._state = _State.ANSWER
+            self._state = _ANSWER
         return self._take(len(self._held))
 
 
@@ -268,8 +271,11 @@ class ThoughtReader:
             return Piece("", self._decoder.push(*tokens))
         if (piece := self.push_thought(tokens)) is not None:
             return piece
-        pieces = [self._noted(token) for token in tokens]
-        return Piece("".join(p.reasoning for p in pieces), "".join(p.text for p in pieces))
+        if len(tokens) <= 1:
+            return self._noted(tokens[0]) if tokens else Piece()
+        half = len(tokens) // 2  # one of them may still be taken in at once
+        first, second = self.push(tokens[:half]), self.push(tokens[half:])
+        return Piece(first.reasoning + second.reasoning, first.text + second.text)
 
     def push_thought(self, tokens: Sequence[int]) -> Piece | None:
         """:meth:`push` at once, if all of the tokens' text is surely the thought's; else None, and nothing changes."""

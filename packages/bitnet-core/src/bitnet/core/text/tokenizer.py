@@ -102,7 +102,8 @@ class Tokenizer:
         self._ids = {self._tokens[i]: i for i in self._literal}
         self.control_tokens = tuple(sorted(filter(None, (self._tokens[i] for i in self._special))))
         self._pieces: tuple[dict[int, bytes], dict[int, bytes]] = {}, {}  # with and without special tokens
-        self._lacking: dict[str, set[int]] = {}  # by character, tokens in which it does not begin, as far as known
+        # By character, tokens in which it does not begin, and those in which it does, as far as known
+        self._beginning: dict[str, tuple[set[int], set[int]]] = {}
         self._split_all = Literals(self._ids)
         self._split_user = Literals(self._tokens[i] for i in self._literal - self._special)
         control = self._special - of_kind(TokenType.UNKNOWN)
@@ -239,12 +240,17 @@ class StreamDecoder:
         """
         if not character.isascii() and self._utf8.getstate()[0]:  # its first bytes may have come already
             return False
-        lacking = self._tokenizer._lacking.setdefault(character, set())
+        known = self._tokenizer._beginning.get(character)
+        if known is None:
+            known = self._tokenizer._beginning[character] = set(), set()
+        lacking, having = known
         if lacking.issuperset(ids):
             return True
-        first = character.encode()[:1]
-        lacking.update(id for id in ids if first not in self._tokenizer.token_bytes(id))
-        return lacking.issuperset(ids)
+        if having.isdisjoint(ids):
+            first, token_bytes = character.encode()[:1], self._tokenizer.token_bytes
+            for id in ids:
+                (having if first in token_bytes(id) else lacking).add(id)
+        return having.isdisjoint(ids)
 
     def _piece(self, id: int) -> bytes:
         """The bytes of a token within a text, cached."""

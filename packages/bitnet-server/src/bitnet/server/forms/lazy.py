@@ -120,11 +120,13 @@ class LazyMatcher:
             if self._tokens:  # no mark has begun
                 self._forget_all()
             return len(tokens)
-        for count, token in enumerate(tokens, 1):
-            self._look(token)
-            if not self.waiting:
-                return count
-        return len(tokens)
+        if len(tokens) <= 1:
+            for token in tokens:
+                self._look(token)
+            return len(tokens)
+        half = len(tokens) // 2  # one of them may still hold no mark's beginning
+        count = self.watch(tokens[:half])
+        return count + self.watch(tokens[half:]) if self.waiting else count
 
     def accept(self, token: int) -> None:
         if self._matcher is not None:
