@@ -40,6 +40,7 @@ import uvicorn
 from bench_host import Waiting, engine_over
 from bitnet.core import Model, load_model
 from bitnet.core.engine.worker import Worker
+from bitnet.core.support.garbage import set_aside
 from bitnet.core.text.chat import ChatTemplate
 from bitnet.server import Settings, create_app
 from running import positive, run_tool
@@ -168,6 +169,7 @@ def serving(model: Model, places: int, profile: cProfile.Profile | None) -> Iter
         if profile is not None:
             profile.disable()
 
+    set_aside()  # as a server does that loads its model itself: else searches for garbage go through all of it
     thread = threading.Thread(target=run)
     thread.start()
     try:

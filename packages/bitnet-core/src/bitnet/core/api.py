@@ -224,7 +224,7 @@ class Model(FileBacked):
                 hint="Put a single one into a list.",
             )
         given, prepare = GenerationOptions(**options), self._worker.engine.preparer.prepare
-        if isinstance(given.prediction, str):
+        if given.prediction and isinstance(given.prediction, str):
             given = replace(given, prediction=self.tokenizer.encode(given.prediction, add_special=False))
         tickets = self._worker.submit_all(
             [prepare(self._tokens(p), given, n, constraint, getattr(p, "thinking", None)) for p in prompts]
@@ -432,12 +432,12 @@ class Model(FileBacked):
     def _tokens(self, prompt: str | Sequence[int]) -> list[int]:
         if isinstance(prompt, str):
             return self.tokenizer.encode(prompt, add_special=True, parse_special=True)
-        several = isinstance(prompt, list | tuple) and any(isinstance(part, str) for part in prompt)
         try:
             if isinstance(prompt, bytes | bytearray):  # a text that was not decoded: its bytes are no token ids
                 raise TypeError
-            return [index(token) for token in prompt]
+            return [*map(index, prompt)]
         except TypeError:
+            several = isinstance(prompt, list | tuple) and any(isinstance(part, str) for part in prompt)
             raise InvalidInputError(
                 f"the prompt is {brief(prompt)}, which is neither text nor token ids.",
                 hint="generate_batch() takes several prompts." if several else None,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Protocol, runtime_checkable
+from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -25,11 +25,11 @@ class Constraint(Protocol):
         ...
 
 
-@runtime_checkable
 class LazyConstraint(Constraint, Protocol):
     """A constraint that holds from some point of the answer on, which it finds itself.
 
-    While it waits, every token may come next, and ``watch`` is told the tokens that were chosen.
+    While it waits, every token may come next, and ``watch`` is told the tokens that were chosen. It is known by that
+    method.
 
     Attributes:
         waiting: Whether the next token may be any.

@@ -8,6 +8,7 @@ from __future__ import annotations
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
+from typing import cast
 
 import numpy as np
 import numpy.typing as npt
@@ -58,7 +59,7 @@ class Generation(TokenSequence):
         self._prompt = tuple(prompt)
         self._options, self._stop_tokens, self._constraint = options, stop_tokens, constraint
         self._text, self._thinking = AnswerText(text(), thinking, options.stop_strings), thinking
-        self._lazy = constraint if constraint is not None and isinstance(constraint, LazyConstraint) else None
+        self._lazy = cast(LazyConstraint, constraint) if hasattr(constraint, "watch") else None
         budget, constrained = options.reasoning_budget, constraint is not None and self._lazy is None
         self._thought = None
         if thinking is not None and (budget is not None or constraint is not None):

@@ -136,6 +136,6 @@ class Preparer:
     def _check_tokens(self, what: str, tokens: Sequence[int]) -> None:
         if not len(tokens):
             raise InvalidInputError(f"{what} has no tokens.")
-        wrong = next((t for t in tokens if not 0 <= t < self.vocab_size), None)
-        if wrong is not None:
+        if min(tokens) < 0 or max(tokens) >= self.vocab_size:
+            wrong = next(t for t in tokens if not 0 <= t < self.vocab_size)
             raise InvalidInputError(f"{what} has token {wrong}; the vocabulary is 0 … {self.vocab_size - 1}.")

@@ -259,6 +259,7 @@ class _Hiding:
         return text
 
 
+@lru_cache(maxsize=1024)
 def _escaped(character: str) -> str:
     """A character as ASCII-only JSON escapes it."""
     return json.dumps(character)[1:-1]

@@ -190,15 +190,17 @@ class _Run:
             self._release()
 
     async def _submitted(self) -> None:
+        """Submit the request, unless its deadline passes first."""
+        await self._in_time(self._begun())
+        if self._reason is not None:  # it was cancelled while its prompt was being made
+            raise self._reason
+
+    async def _begun(self) -> None:
         """Compile the form, make the prompt and submit it."""
         shared, job = self._service.shared, self._job
         if job.form is not None or job.rules is not None:
-            self._restriction = await self._in_time(
-                self._service.backend.restrict(job.form, job.rules, shared.in_thread)
-            )
-        await self._in_time(shared.in_thread(self._submit))
-        if self._reason is not None:  # it was cancelled while its prompt was being made
-            raise self._reason
+            self._restriction = await self._service.backend.restrict(job.form, job.rules, shared.in_thread)
+        await shared.in_thread(self._submit)
 
     def _submit(self) -> None:
         if self._over:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from array import array
-from collections.abc import Awaitable, Callable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from copy import copy
 from dataclasses import dataclass
 from functools import cached_property
@@ -208,5 +208,5 @@ def _characters(value: Any) -> int:
     if isinstance(value, str):
         return len(value)
     if isinstance(value, dict):
-        value = value.values()
-    return sum(map(_characters, value)) if isinstance(value, Iterable) else 0
+        return sum(map(_characters, value.values()))
+    return sum(map(_characters, value)) if isinstance(value, list | tuple) else 0
