@@ -22,6 +22,13 @@ TEMPLATES = Path(__file__).parent / "templates"
 ASKED = [{"role": "user", "content": "Why?"}]
 
 
+@pytest.fixture
+def chance() -> random.Random:
+    seed = random.randrange(2**32)
+    print(f"seed {seed}")
+    return random.Random(seed)
+
+
 def oracle(text: str, marks: Marks, opened: bool) -> Piece:
     """Thought and answer of a whole text, by a regular expression."""
     start, end = map(re.escape, marks)
@@ -42,10 +49,12 @@ def any_text(marks: Marks, chance: random.Random) -> str:
     return begin + "".join(chance.choice(parts) for _ in range(chance.randrange(12)))
 
 
-def test_a_cut_anywhere_gives_the_same_pieces() -> None:
-    seed = random.randrange(2**32)
-    print(f"seed {seed}")
-    chance = random.Random(seed)
+def hidden_marks(kind: TokenType, marks: Marks) -> dict[int, str]:
+    """The marks that are control tokens, which a text does not show, by their ids in :func:`bytes_tokenizer`."""
+    return {258: marks.start, 259: marks.end} if kind is TokenType.CONTROL else {}
+
+
+def test_a_cut_anywhere_gives_the_same_pieces(chance: random.Random) -> None:
     for _ in range(2000):
         marks, opened = chance.choice(MARKS), chance.random() < 0.5
         text = any_text(marks, chance)
@@ -98,11 +107,8 @@ class Words:
         return ""
 
 
-def test_tokens_of_the_thought_are_counted() -> None:
+def test_tokens_of_the_thought_are_counted(chance: random.Random) -> None:
     """A token counts if it has a character between the marks."""
-    seed = random.randrange(2**32)
-    print(f"seed {seed}")
-    chance = random.Random(seed)
     for _ in range(1000):
         opened = chance.random() < 0.5
         text = any_text(QWEN, chance)
@@ -127,15 +133,12 @@ def test_tokens_of_the_thought_are_counted() -> None:
 
 
 @pytest.mark.parametrize("kind", [TokenType.CONTROL, TokenType.USER_DEFINED])
-def test_tokens_are_read_together_as_they_are_one_by_one(kind: TokenType) -> None:
+def test_tokens_are_read_together_as_they_are_one_by_one(kind: TokenType, chance: random.Random) -> None:
     """Bytes of characters and of marks are spread over tokens, and tokens over batches."""
-    seed = random.randrange(2**32)
-    print(f"seed {seed}")
-    chance = random.Random(seed)
     tokenizer = bytes_tokenizer(kind, *QWEN)
     ids = byte_ids(tokenizer)
     parts = [ids[byte] for byte in "◁ ".encode()]
-    hidden = {258: QWEN.start, 259: QWEN.end} if kind is TokenType.CONTROL else {}
+    hidden = hidden_marks(kind, QWEN)
     for _ in range(500):
         thinking = Thinking(QWEN, chance.random() < 0.7, (259,), 258, hidden)
         tokens = chance.choices([258], k=chance.randrange(2))
@@ -158,14 +161,13 @@ def test_tokens_are_read_together_as_they_are_one_by_one(kind: TokenType) -> Non
 
 @pytest.mark.parametrize("marks", [QWEN, KIMI])
 @pytest.mark.parametrize("kind", [TokenType.CONTROL, TokenType.USER_DEFINED])
-def test_a_thought_ends_at_the_same_token_whether_or_not_its_text_is_decoded(marks: Marks, kind: TokenType) -> None:
-    seed = random.randrange(2**32)
-    print(f"seed {seed}")
-    chance = random.Random(seed)
+def test_a_thought_ends_at_the_same_token_whether_or_not_its_text_is_decoded(
+    marks: Marks, kind: TokenType, chance: random.Random
+) -> None:
     tokenizer = bytes_tokenizer(kind, *marks)
     ids = byte_ids(tokenizer)
     parts = [ids[byte] for byte in f"{marks.end} a".encode()]
-    hidden = {258: marks.start, 259: marks.end} if kind is TokenType.CONTROL else {}
+    hidden = hidden_marks(kind, marks)
     skipped = 0
     for _ in range(500):
         thinking = Thinking(marks, True, (259,), 258, hidden)
@@ -192,12 +194,11 @@ def test_a_thought_ends_at_the_same_token_whether_or_not_its_text_is_decoded(mar
 
 @pytest.mark.parametrize("thought_only", [False, True])
 @pytest.mark.parametrize("kind", [TokenType.CONTROL, TokenType.USER_DEFINED])
-def test_tokens_are_taken_in_together_up_to_the_budget_or_the_end(kind: TokenType, thought_only: bool) -> None:
-    seed = random.randrange(2**32)
-    print(f"seed {seed}")
-    chance = random.Random(seed)
+def test_tokens_are_taken_in_together_up_to_the_budget_or_the_end(
+    kind: TokenType, thought_only: bool, chance: random.Random
+) -> None:
     tokenizer = bytes_tokenizer(kind, *QWEN)
-    hidden = {258: QWEN.start, 259: QWEN.end} if kind is TokenType.CONTROL else {}
+    hidden = hidden_marks(kind, QWEN)
     thinking = Thinking(QWEN, True, (259,), 258, hidden)
     early = 0
     for _ in range(500):
@@ -226,10 +227,7 @@ def test_tokens_are_taken_in_together_up_to_the_budget_or_the_end(kind: TokenTyp
     assert early > 20
 
 
-def test_a_decoder_knows_which_characters_cannot_come() -> None:
-    seed = random.randrange(2**32)
-    print(f"seed {seed}")
-    chance = random.Random(seed)
+def test_a_decoder_knows_which_characters_cannot_come(chance: random.Random) -> None:
     tokenizer = bytes_tokenizer(TokenType.CONTROL, *KIMI)
     ids, lacked = byte_ids(tokenizer), 0
     for _ in range(1000):

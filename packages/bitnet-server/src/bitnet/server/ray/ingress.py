@@ -156,7 +156,7 @@ async def _received(receive: Callable[[], Awaitable[Any]]) -> Any:
     except FULL:
         raise RequestError(
             503,
-            "The request is too large for now: the cluster's object store is full. Try again later.",
+            "The cluster's object store is full, and has no room for this request. Try again later.",
             code="object_store_full",
             retry_after=10,
         ) from None
