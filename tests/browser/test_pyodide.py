@@ -55,6 +55,20 @@ def test_templates_are_rendered_without_a_process(pyodide: Callable[[str], Any])
     assert sum(isinstance(texts, list) for texts in found) >= 2
 
 
+KEEP = """
+from bitnet.core.support.cache import KernelCache
+
+key = KernelCache.key(source="merges", device="", driver="", options="", compiler="")
+KernelCache().keep(key, b"index")
+print(json.dumps(KernelCache().get(key).decode()))
+"""
+
+
+def test_what_is_kept_is_read_again(pyodide: Callable[[str], Any]) -> None:
+    """The index of a large vocabulary's merges is, whose rights a browser's Python cannot tell."""
+    assert pyodide(f"import json\n{KEEP}") == "index"
+
+
 ASK = """
 import json
 from bitnet.core import InvalidInputError, load_model, load_model_async
