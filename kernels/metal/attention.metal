@@ -24,7 +24,7 @@
     float sums[PER_ITEM];
     for (int i = 0; i < PER_ITEM; i++) sums[i] = 0.0f;
     float largest = -INFINITY, total = 0.0f;
-    for (int start = 0; start < length; start += WG) {
+    for (int start = WINDOW_BEGIN(length); start < length; start += WG) {
         GROUP_BARRIER;
         int p = start + lane;
         float score = -INFINITY;

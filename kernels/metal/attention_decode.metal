@@ -25,7 +25,8 @@
     if (m >= STEP_TOKENS(step)) return;
     int length = token_position(step, token_seq, seq_begin, seq_len, m) + 1;
     device const int *table = step + block_table + step[token_seq + m] * max_blocks;
-    int span = (length + splits - 1) / splits, begin = split * span, end = min(length, begin + span);
+    int seen = WINDOW_BEGIN(length), span = (length - seen + splits - 1) / splits, begin = seen + split * span;
+    int end = min(length, begin + span);
 
     device const float *row = qkv + ulong(m) * ulong(heads + 2 * kv_heads) * DIM, *row_q = row + kv_head * HEAD_GROUP * DIM;
     for (int i = place.item; i < HEAD_GROUP * DIM; i += WG) {

@@ -57,7 +57,7 @@ inline void fetch(threadgroup float *tile, device const KV *cache, device const 
         device const int *table = step + block_table + seq * max_blocks;
         int length = token_position(step, token_seq, seq_begin, seq_len, last - 1) + 1, offset = length - last;
         int seen = token >= first && token < last ? offset + token : -1;  // the last position that `row` attends to
-        for (int start = 0; start < length; start += KEYS) {
+        for (int start = WINDOW_BEGIN(offset + first + 1); start < length; start += KEYS) {
             GROUP_BARRIER;
             fetch(tile, keys, table, start, length, kv_heads, kv_head, place);
             GROUP_BARRIER;
@@ -74,7 +74,7 @@ inline void fetch(threadgroup float *tile, device const KV *cache, device const 
             float of_row[KEYS / TEAM], top = largest;
             for (int i = 0; i < KEYS / TEAM; i++) {
                 int at = team + TEAM * i;
-                of_row[i] = start + at <= seen ? score[row * SCORE_PITCH + at] : -INFINITY;
+                of_row[i] = start + at <= seen && start + at >= WINDOW_BEGIN(seen + 1) ? score[row * SCORE_PITCH + at] : -INFINITY;
                 top = fmax(top, of_row[i]);
             }
             for (ushort apart = 1; apart < TEAM; apart *= 2) top = fmax(top, simd_shuffle_xor(top, apart));

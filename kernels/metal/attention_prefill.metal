@@ -45,7 +45,7 @@
         int seq = step[token_seq + first], last = min(most, step[seq_begin + seq + 1]);
         device const int *table = step + block_table + seq * max_blocks;
         int length = token_position(step, token_seq, seq_begin, seq_len, last - 1) + 1, offset = length - last;
-        for (int start = 0; start < length; start += KEYS) {
+        for (int start = WINDOW_BEGIN(offset + first + 1); start < length; start += KEYS) {
             GROUP_BARRIER;
             for (int i = item; i < KEYS * VECTORS; i += THREADS) {
                 ulong at = cache_place(table, min(start + i / VECTORS, length - 1), kv_heads, kv_head);
@@ -70,7 +70,8 @@
 #if KV_I8
                     dots[i][j] *= units[sx + SIDE * j];
 #endif
-                    score[sy + SIDE * i][sx + SIDE * j] = m >= first && m < last && p <= offset + m ? dots[i][j] : -INFINITY;
+                    bool seen = m >= first && m < last && p <= offset + m && p >= WINDOW_BEGIN(offset + m + 1);
+                    score[sy + SIDE * i][sx + SIDE * j] = seen ? dots[i][j] : -INFINITY;
                 }
             }
             GROUP_BARRIER;

@@ -64,6 +64,12 @@ inline int token_position(device const int *step, int token_seq, int seq_begin, 
     return step[seq_len + s] - step[seq_begin + s + 1] + m;
 }
 
+// The first position that the last of `length` positions attends to; WINDOW 0: all of them.
+#ifndef WINDOW
+#define WINDOW 0
+#endif
+#define WINDOW_BEGIN(length) ((WINDOW) ? max(0, (length) - (WINDOW)) : 0)
+
 // The cache is [blocks, BLOCK, kv_heads, DIM]. A block of int8 codes is followed by its rows' scales, [BLOCK, kv_heads] floats.
 #if defined(BLOCK) && defined(DIM)
 #define CACHE_ROW (DIM + KV_I8 * 4) /* elements of a row, with its scale */

@@ -4,44 +4,13 @@
 // LANES threads share HELD rows of W. Each takes a unit of columns at a time (one block of 128, or a group of more), and keeps the
 // terms of its EACH groups in threadgroup memory, where one thread a row and token adds them up. At each bit pair a chunk of 16 bytes
 // holds 16 neighbours of K: pair 3 (the top) of the two chunks of a block weights k..k+31, pair 2 those 32 further, and so on.
-// Codes are the exponents of halves, as in ternary_decode: eight products fit a half exactly, and a group's 131,072 a float2.
+// A group's 131,072 products fit a float2.
 #define COUNT (COLS / GROUP) /* groups of a row */
 #define BLOCKS (GROUP < 128 ? 1 : (GROUP + 127) / 128) /* blocks of a unit */
 #define UNITS ((COUNT + EACH - 1) / EACH)
 #define ROWS (WG / LANES * HELD)
 #define PITCH (COUNT | 1) /* of a row's terms, odd so that neighbours fall into different banks */
-#define CODES 0x0C000C00u
-#define UNIT 16384.0f /* 2^14: what one is of the sums */
-
-// 16 activations as halves: of each word bytes 0 and 2 in `even`, 1 and 3 in `odd`; and their sum.
-struct Chunk {
-    half2 even[4], odd[4];
-    int sum;
-};
-
-// Activations k to k + 15 of a row of x, k a multiple of 16; zero beyond COLS, which is a multiple of 4.
-inline Chunk load_x(device const char *row, int k) {
-    Chunk made;
-    made.sum = 0;
-    for (int word = 0; word < 4; word++) {
-        char4 v = k + 4 * word < COLS ? *(device const char4 *)(row + k + 4 * word) : char4(0);
-        made.even[word] = half2(half(v.x), half(v.z));
-        made.odd[word] = half2(half(v.y), half(v.w));
-        made.sum += sum4(v);
-    }
-    return made;
-}
-
-// UNIT parts of the products of 16 codes, at a bit pair of `c`, and 16 activations.
-inline float2 products(uint4 c, int pair, Chunk x) {
-    half2 sum = half2(half(0.0f), half(0.0f));
-    for (int word = 0; word < 4; word++) {
-        uint even = c[word] << uint(4 + 2 * pair), odd = pair < 2 ? c[word] >> uint(4 - 2 * pair) : c[word] << uint(2 * pair - 4);
-        sum = fma(as_type<half2>(even & CODES), x.even[word], sum);
-        sum = fma(as_type<half2>(odd & CODES), x.odd[word], sum);
-    }
-    return float2(sum);
-}
+#include "ternary_chunk.metal"
 
 [[kernel, max_total_threads_per_threadgroup(WG)]] void ternary_groups(
     device const int *step [[buffer(0)]], device const char *x [[buffer(1)]], device const float *scale [[buffer(2)]],

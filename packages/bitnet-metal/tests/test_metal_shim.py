@@ -174,3 +174,17 @@ def test_vectors_halves_and_atomics() -> None:
     assert out[2] == 1 + 4 + 9 + 12
     assert out[3] == 2**-14 + 3
     assert count.tolist() == [2016, 63]
+
+
+def test_atomics_are_ordered_among_themselves_only() -> None:
+    """Threads that take places by what an atomic operation returns; one that reads the number as if it were plain."""
+    x, out = np.zeros(64, np.float32), np.full(64, np.nan, np.float32)
+    zero = """    threadgroup atomic_int places[2];
+    if (item < 2) atomic_store_explicit(&places[item], 0, memory_order_relaxed);
+    threadgroup_barrier(mem_flags::mem_threadgroup);
+"""
+    take = "out[atomic_fetch_add_explicit(&places[1], 1, memory_order_relaxed)] = float(item);\n"
+    launch(zero + take, x, out, np.int32(1))
+    assert np.sort(out).tolist() == [*range(64)]
+    plain = f"{zero}    if (item < 40) {take}    else out[item] = float(((threadgroup int *)places)[1]);"
+    fails(RACE, plain, words="thread 40: reads byte 4 of threadgroup memory `places`, which thread 39 writes")

@@ -1,5 +1,5 @@
-"""Defects of the kernels for recurrent layers and transforms, which the conformance suite must catch on the test
-library (``objc_on_cpu``)."""
+"""Defects of the kernels for recurrent layers, transforms, mixtures of experts and windows, which the conformance suite
+must catch on the test library (``objc_on_cpu``)."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ FIRST = "step[state_to + seq]) * HEADS"
 HEADS = "NORM && i < HEAD; i += WG"
 SOURCE, APART = "(STEP_DONE(step) ? (state_to) : (state_from))", "second = NEOX ? i + PAIRS"
 SQUARES = "squares += dot(x[row + ulong(k)], x[row + ulong(k)]);"
-MUTANTS = (
+RECURRENT = (
     Mutant("conv: an early tail", "int row = tokens - TAPS + 1 + r;", "int row = tokens - TAPS + r;", CONV),
     Mutant("conv: no tail of a short step", "before[ulong(TAPS - 1 + row)", "before[ulong(TAPS - 2)", CONV),
     Mutant("conv: a column too many", "STEP_TOKENS(step) || c >= channels", "STEP_TOKENS(step)", CONV),
@@ -52,10 +52,42 @@ MUTANTS = (
     Mutant("rotation: a head's rest is not kept", "for (int i = 2 * PAIRS + int(index);", "for (int i = DIM;", KEYS),
     Mutant("rotation: pairs too far apart", APART, APART.replace("PAIRS", "DIM / 2"), PAIRS),
 )
+SAME, GROUPS = (f"test_all_rows_on_the_same_experts and {case}" for case in ("70", "256"))
+SUMS, SPARSE = "test_expert_matmul_adds", "test_a_mixture_of_experts and groups"
+ROUTE, TIES = "test_route and 33", "test_equal_logits"
+PROMPT, DECODE = "test_window and 37", "test_window and f32 and 130"
+LANES = "for (ushort apart = LANES / 2; apart > 0; apart /= 2) sum += simd_shuffle_xor(sum, apart);"
+LOWEST = "simd_min(greatest == of_simdgroup ? lowest : uint(EXPERTS))"
+LAST, SUM = "begin < own; begin += TOKENS", "* COUNT + s], sum, memory"
+SEEN, IN_TILE = " && p >= WINDOW_BEGIN(offset + m + 1);", " && start + at >= WINDOW_BEGIN(seen + 1)"
+EXPERTS = (
+    Mutant("a tie takes the higher expert", LOWEST, "simd_max(greatest == of_simdgroup ? lowest : 0u)", TIES),
+    Mutant("a tie of simdgroups, too", "other.y < found.y", "other.y > found.y", TIES),
+    Mutant("an expert is taken twice", "key[chosen] = TAKEN;", "key[0] = TAKEN;", ROUTE),
+    Mutant("shares that do not add up to one", "chosen_shares[j] /= total;", "total += 0.0f;", ROUTE),
+    Mutant("a share of the lanes' products", LANES, "", ROUTE),
+    Mutant("not a number is no choice", "? NOT_A_NUMBER :", "? 1u :", "not_finite"),
+    Mutant("the first expert's matrices", "* ulong(experts) + ulong(expert))", "* ulong(experts))", SAME),
+    Mutant("rows past the last", "row(min(here + slot, total - 1)", "row(here + slot", SAME),
+    Mutant("results past the last", "if (t >= count || n >= total) continue;", "if (t >= count) continue;", SAME),
+    Mutant("the last tile is not there", LAST, LAST.replace("begin <", "begin + TOKENS <="), SAME),
+    Mutant("tiles that are not needed", "tiles[3 * tile + 2] = 0;", "", SPARSE),
+    Mutant("pairs of the first tile", "order[begin + t] : begin) / per", "order[t] : begin) / per", SAME),
+    Mutant("the first pair's result", "order[begin + t] : begin;", "order[begin] : begin;", SAME),
+    Mutant("sums of a second pair", SUM, SUM.replace("+ s]", "+ s * int(t == 0)]"), GROUPS),
+    Mutant("the scale of the first group", "float(factors[s])", "float(factors[0])", GROUPS),
+    Mutant("shares of the first expert", "* shares[pair];", "* shares[ulong(m) * ulong(top)];", SUMS),
+    Mutant("sums in place of the row", "out[at] = before + sum;", "out[at] = sum;", SUMS),
+    Mutant("a window of one more", "(length) - (WINDOW))", "(length) - (WINDOW) - 1)", PROMPT),
+    Mutant("all tokens see the first one's window", SEEN, ";", "test_positions_behind and i8"),
+    Mutant("all tokens of a matrix see it", IN_TILE, "", PROMPT),
+    Mutant("decoding from the first position on", "begin = seen + split * span;", "begin = split * span;", DECODE),
+    Mutant("up is not limited", "up > limit ? limit : up < -limit ? -limit : up", "up", "test_glu_of_several and 0.5"),
+)
 
 
 @pytest.mark.nightly
-@pytest.mark.parametrize("mutant", MUTANTS, ids=lambda mutant: mutant.defect.replace(" ", "-"))
+@pytest.mark.parametrize("mutant", [*RECURRENT, *EXPERTS], ids=lambda mutant: mutant.defect.replace(" ", "-"))
 def test_a_defect_is_caught(mutant: Mutant, tmp_path: Path, require_device: Callable[[str, str | None], None]) -> None:
     absent = "the test library is for Linux" if sys.platform != "linux" else None
     require_device("metal-test-library", absent or (None if find_spec("ziglang") else "ziglang is not installed"))

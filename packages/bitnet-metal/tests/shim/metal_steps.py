@@ -16,7 +16,7 @@ Array = npt.NDArray[Any]
 KERNELS = Path(__file__).resolve().parents[4] / "kernels" / "metal"
 OWN = ("kernels/metal", "packages/bitnet-metal")
 """What the long tests run for; for all else that changes, a sample does."""
-INCLUDED = {"common", "dense", "draw", "head", "head_offset", "matrix", "table"}
+INCLUDED = {"common", "dense", "draw", "head", "head_offset", "matrix", "table", "ternary_chunk"}
 """Files without kernels of their own."""
 POISON = 0x7F7F7F7F
 BLOCK = 4

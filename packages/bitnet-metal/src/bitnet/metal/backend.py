@@ -10,9 +10,11 @@ from typing import TYPE_CHECKING
 
 from bitnet.core.errors import DeviceError, DeviceLostError, DeviceUnavailableError, OutOfMemoryError
 from bitnet.core.hal import (
+    EXPERTS,
     KERNEL_FEATURES,
     PREPARES,
     STATES,
+    WINDOWS,
     Device,
     DeviceInfo,
     DeviceType,
@@ -203,7 +205,7 @@ def _info(objc: Objc, device: int, name: str, index: str, system: System) -> Dev
         type=DeviceType.VIRTUAL if virtual else DeviceType.INTEGRATED,
         memory=int(objc.send(device, "recommendedMaxWorkingSetSize")),
         driver_version=f"macOS {_text(system.version)} ({system.build})",
-        features=("f16", *KERNEL_FEATURES, STATES, PREPARES),
+        features=("f16", *KERNEL_FEATURES, STATES, EXPERTS, WINDOWS, PREPARES),
     )
     return marked(info)
 

@@ -86,7 +86,8 @@ class MatrixAttention(MetalAttention):
         fits = ctx.cache.dtype != "i8" and op.head_dim <= MATRIX_HEAD and op.head_dim % 8 == 0 and share <= QUERIES
         if not fits or self.splits(ctx, op, bucket):
             return super().lower(ctx, op, bucket)
-        spec = KernelSpec("attention_matrix", "attention_matrix", tuple(defines_of(ctx, op).items()))
+        defines = defines_of(ctx, op) | ({"WINDOW": op.window} if op.window else {})
+        spec = KernelSpec("attention_matrix", "attention_matrix", tuple(defines.items()))
         grid = (op.kv_heads, ceil_div(bucket.tokens, QUERIES // share), 1)
         return [Launch(spec, grid, (TILE_THREADS, 1, 1), prefill_args(ctx, op))]
 
@@ -94,9 +95,9 @@ class MatrixAttention(MetalAttention):
 PLAIN = Vendor(
     products=MetalProducts,
     attention=MetalAttention,
+    windows=MetalAttention,
     groups=lambda abilities: HeadOps(abilities).table(),
     leaves_out=fits,
-    experts=False,
 )
 """The kernels that every device runs, as the family's lowering takes them."""
 MATRICES = replace(
@@ -104,5 +105,6 @@ MATRICES = replace(
     trial=KernelSpec("dense_matmul_matrix", "dense_matmul_matrix", (("WEIGHT_F16", 1),)),
     products=MatrixProducts,
     attention=MatrixAttention,
+    windows=MatrixAttention,
 )
 """The same with simdgroup matrices: of halves, which the self-check tries, and of floats, which the trial has."""

@@ -13,7 +13,7 @@ from dataclasses import replace
 import numpy as np
 
 from bitnet.core.gpu.clc.abilities import Abilities
-from bitnet.core.gpu.clc.attention import DECODE_TOKENS, AttentionOps
+from bitnet.core.gpu.clc.attention import DECODE_TOKENS
 from bitnet.core.gpu.clc.products import MAX_GROUP
 from bitnet.core.gpu.clc.vendors import VENDORS, Vendor
 from bitnet.core.gpu.context import Bucket, Context, Dispatch
@@ -101,7 +101,7 @@ class ClcOps:
             DenseMatmul: self._products.dense_matmul,
             TernaryTable: self._products.table,
             Attention: self._attention.lower,
-            WindowedAttention: AttentionOps(abilities).lower,  # kernels for matrix units have no windows
+            WindowedAttention: vendor.windows(abilities).lower,
             Sample: samples.sample,
             RopeAttention: self._rope_attention,
             FeedForward: self._feed_forward,
@@ -109,11 +109,8 @@ class ClcOps:
             NormProduct: self._norm_product,
             GatedProduct: self._gated_product,
             **vendor.groups(abilities),
+            **expert_variants(self._rows, abilities.local_bytes),
         }
-        if vendor.experts:
-            self._table = {**self._table, **expert_variants(self._rows, abilities.local_bytes)}
-        else:
-            del self._table[WindowedAttention]
         self._table = {**self._table, **recurrent_variants(self._rows, self._table)}
 
     def lowering(self) -> Lowering:

@@ -32,7 +32,7 @@ class Vendor:
         groups: Launches of groups of operations that the generic kernels do not support.
         otherwise: The kind of matrix products to use if the trial fails.
         leaves_out: As :class:`~bitnet.core.gpu.Lowering`'s.
-        experts: Whether there are kernels of mixtures of experts and of windows.
+        windows: Launches of attention to windows, which most vendors' kernels for matrix units have no variants for.
     """
 
     trial: KernelSpec | None = None
@@ -41,7 +41,7 @@ class Vendor:
     groups: Callable[[Abilities], Dispatch] = lambda _: {}
     otherwise: Matrix = "none"
     leaves_out: Callable[[Context], bool] = lambda _: False
-    experts: bool = True
+    windows: type[AttentionOps] = AttentionOps
 
 
 PLAIN = Vendor()
