@@ -41,8 +41,11 @@ from bench_host import Waiting, engine_over
 from bitnet.core import Model, load_model
 from bitnet.core.engine.worker import Worker
 from bitnet.core.support.garbage import set_aside
+from bitnet.core.support.turns import short_turns
+from bitnet.core.text import sandbox
 from bitnet.core.text.chat import ChatTemplate
 from bitnet.server import Settings, create_app
+from bitnet.server.models.threads import PROMPT_THREADS
 from running import positive, run_tool
 
 AGENT = (
@@ -165,11 +168,13 @@ def serving(model: Model, places: int, profile: cProfile.Profile | None) -> Iter
     def run() -> None:
         if profile is not None:
             profile.enable()
-        server.run()
+        with short_turns():  # as a server of its own has them
+            server.run()
         if profile is not None:
             profile.disable()
 
-    set_aside()  # as a server does that loads its model itself: else searches for garbage go through all of it
+    sandbox.warm(PROMPT_THREADS)  # as a server does that loads its model itself, if there are processors
+    set_aside()  # likewise: else searches for garbage go through all of it
     thread = threading.Thread(target=run)
     thread.start()
     try:

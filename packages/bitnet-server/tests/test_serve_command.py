@@ -22,6 +22,7 @@ import pytest
 from click.testing import CliRunner
 
 from bitnet.core.model.default import default_model_path
+from bitnet.core.support.turns import TURN
 from bitnet.server.commands.serve import serve as serve_command
 
 BITNET = [sys.executable, "-m", "bitnet.core"]
@@ -298,6 +299,18 @@ def test_a_model_from_the_hub_goes_by_its_repositorys_name(
     done = CliRunner().invoke(serve_command, words)
     assert done.exit_code == 0, done.output
     assert [source.names for source in served] == names
+
+
+def test_threads_of_a_server_take_short_turns(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As 64 agents need them; a program in which the server has ended has its own turns again."""
+    turns: list[float] = []
+    monkeypatch.setattr("bitnet.server.http.listening._log_access", lambda _: None)  # handlers of this whole process
+    monkeypatch.setattr("bitnet.server.http.listening.Server.run", lambda _: turns.append(sys.getswitchinterval()))
+    before = sys.getswitchinterval()
+    done = CliRunner().invoke(serve_command, ["--port", "0", "--device", "cpu"])
+    assert done.exit_code == 0, done.output
+    assert turns == [pytest.approx(TURN)]
+    assert sys.getswitchinterval() == before > TURN
 
 
 def test_help_groups_options_and_imports_no_server() -> None:

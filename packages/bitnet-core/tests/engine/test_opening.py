@@ -13,8 +13,9 @@ import pytest
 
 from bitnet.core.cpu.device import CpuDevice
 from bitnet.core.devices import opening as module
-from bitnet.core.devices.opening import TURN, opening
+from bitnet.core.devices.opening import opening
 from bitnet.core.errors import BitNetError, InvalidInputError
+from bitnet.core.support.turns import TURN
 
 USUAL = 0.004
 

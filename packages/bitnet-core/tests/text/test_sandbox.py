@@ -361,6 +361,17 @@ def test_a_helper_that_is_watched_is_ended(monkeypatch: pytest.MonkeyPatch) -> N
         helper.ask(sandbox.as_json([ENDLESS, [{}]]).encode())
 
 
+def test_helpers_are_started_ahead() -> None:
+    """As many as asked for; those that there are count."""
+    ahead = pool.Pool()
+    for count, there in ((3, 3), (2, 3), (4, 4)):
+        ahead.warm(count)
+        for thread in [thread for thread in threading.enumerate() if thread.name == "bitnet-warm"]:
+            thread.join(60)
+        assert len(ahead._idle) == len(ahead._all) == there
+    assert ahead.render("{{ a }}", [{"a": 1}]) == ["1"]
+
+
 def test_where_there_are_no_processes(monkeypatch: pytest.MonkeyPatch) -> None:
     """As in a browser, which tests/browser tries: this process renders, and starts neither process nor thread."""
     monkeypatch.setattr(pool, "NO_PROCESSES", True)

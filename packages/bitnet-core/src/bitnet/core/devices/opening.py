@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import contextmanager
 from functools import partial
-from threading import Lock, Thread
+from threading import Thread
 from typing import TypeAlias, TypeVar
 
 from bitnet.core.devices import registry
@@ -16,16 +15,12 @@ from bitnet.core.errors import DeviceError, DeviceUnavailableError
 from bitnet.core.hal import Device
 from bitnet.core.support import system
 from bitnet.core.support.log import logger
+from bitnet.core.support.turns import short_turns
 
 _T = TypeVar("_T")
 _Result = TypeVar("_Result")
 Opened: TypeAlias = "list[tuple[Selection, Device]]"
 """The opened devices, each with its selection."""
-
-TURN = 0.0002
-"""The GIL's switch interval in seconds while a device opens. With Python's default of 5 ms, the opening thread, which
-releases the GIL in every driver call and file access, would wait longer than it works.
-"""
 
 PATIENCE = 0.3
 """Seconds to wait, after an interrupt, for a device that is being opened, in order to close it."""
@@ -47,7 +42,7 @@ def opening(request: str | None, *, threads: int | None, strict: bool | None) ->
         except BaseException as error:
             future.set_exception(error)
 
-    with _short_turns():
+    with short_turns():
         if system.THREADS:
             Thread(target=work, name="bitnet-open", daemon=True).start()
         else:
@@ -105,24 +100,3 @@ def _close(future: Future[Opened]) -> None:
     if future.exception() is None:
         for _, device in future.result():
             device.close()
-
-
-_turns_lock = Lock()
-_turns: list[float] = []
-"""The interval before each active context; the first one is restored at the end."""
-
-
-@contextmanager
-def _short_turns() -> Iterator[None]:
-    """Set the switch interval to :data:`TURN` until the last of the overlapping contexts is left."""
-    with _turns_lock:
-        _turns.append(sys.getswitchinterval())
-        sys.setswitchinterval(min(_turns[0], TURN))
-    try:
-        yield
-    finally:
-        with _turns_lock:
-            usual = _turns[0]
-            _turns.pop()
-            if not _turns:
-                sys.setswitchinterval(usual)

@@ -21,6 +21,7 @@ import uvicorn
 
 from bitnet.core.cli.console import note
 from bitnet.core.errors import BitNetError
+from bitnet.core.support.turns import short_turns
 from bitnet.server.http.app import App, access_log
 from bitnet.server.http.connection import Connection
 from bitnet.server.models.catalog import Catalog
@@ -137,6 +138,9 @@ class Server(uvicorn.Server):
 def serve_models(sources: Sequence[Source], settings: Settings, listen: Listen, catalog: Catalog | None = None) -> None:
     """Serve until a signal ends it.
 
+    Meanwhile threads take short turns: those that encode prompts and the event loop would else keep the engine's
+    thread, which waits for the device after each burst, from beginning the next one.
+
     Args:
         sources: Models that stay; the first is the default for requests that name none.
         catalog: Models that come and go; None: there are none.
@@ -172,7 +176,8 @@ def serve_models(sources: Sequence[Source], settings: Settings, listen: Listen, 
         )
         config.load()
         server = Server(config, state, listen)
-        server.run()
+        with short_turns():
+            server.run()
     except OSError as error:
         raise BitNetError(f"cannot serve: {error}.", hint="Check --ssl-certfile and --ssl-keyfile.") from None
     except SystemExit as end:  # how uvicorn ends where it cannot listen

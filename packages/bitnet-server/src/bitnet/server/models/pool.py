@@ -12,6 +12,8 @@ from typing import TypeVar
 
 from bitnet.core.errors import BitNetError, DeviceError, ModelFileError
 from bitnet.core.support.garbage import give_back, set_aside
+from bitnet.core.support.system import usable_cpus
+from bitnet.core.text import sandbox
 from bitnet.server.models.catalog import Catalog
 from bitnet.server.models.folder import state_of
 from bitnet.server.models.listing import Listing, Named
@@ -19,6 +21,7 @@ from bitnet.server.models.pooled import PooledModel
 from bitnet.server.models.service import Loaded, Service, Source
 from bitnet.server.models.settings import Settings
 from bitnet.server.models.shared import Shared
+from bitnet.server.models.threads import PROMPT_THREADS
 from bitnet.server.request.errors import RequestError, as_request_error
 
 log = logging.getLogger("bitnet.server")
@@ -257,6 +260,8 @@ class Pool:
             raise
         service.model.tokenizer.prepare()  # else each of the first prompts would wait for a part of the vocabulary
         if one.source.reloads:  # only in the server's own process, not in a program that hosts it
+            if service.model.chat_template is not None:
+                sandbox.warm(min(PROMPT_THREADS, usable_cpus() // 2))
             set_aside()
             give_back()
         return service

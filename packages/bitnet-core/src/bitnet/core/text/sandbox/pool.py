@@ -44,15 +44,18 @@ class Pool:
         self._turns: deque[SimpleQueue[Renderer | LocalRenderer]] = deque()
         self._starting = False
 
-    def warm(self) -> None:
-        """Start a helper in the background, for a template that will be rendered soon."""
+    def warm(self, count: int = 1) -> None:
+        """Start helpers in the background, so that there are ``count``, for templates that will be rendered soon."""
         if NO_PROCESSES:  # and no threads
             return
-        threading.Thread(target=self._warm, name="bitnet-warm", daemon=True).start()
+        threading.Thread(target=self._warm, args=(count,), name="bitnet-warm", daemon=True).start()
 
-    def _warm(self) -> None:
+    def _warm(self, count: int) -> None:
         with suppress(BitNetError, TemplateError):  # the caller of render gets the error
             self.check("")
+        for _ in range(count - 1):
+            if (helper := self._another(count)) is not None:
+                self._start(helper)
 
     def check(self, source: str) -> None:
         """Check that a source is a valid template.
@@ -119,11 +122,16 @@ class Pool:
 
     def _start_another(self) -> None:
         """Start a helper in the background, unless there are enough: one that gets free meanwhile comes sooner."""
+        if (helper := self._another(HELPERS)) is not None:
+            threading.Thread(target=self._start, args=(helper,), name="bitnet-template", daemon=True).start()
+
+    def _another(self, most: int) -> Renderer | LocalRenderer | None:
+        """A helper that the caller starts; None: one is being started, or there are ``most``."""
         with self._lock:
-            if self._starting or len(self._all) >= HELPERS:
-                return
-            self._starting, helper = True, self._new()
-        threading.Thread(target=self._start, args=(helper,), name="bitnet-template", daemon=True).start()
+            if self._starting or len(self._all) >= most:
+                return None
+            self._starting = True
+            return self._new()
 
     def _start(self, helper: Renderer | LocalRenderer) -> None:
         try:
