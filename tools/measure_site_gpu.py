@@ -6,7 +6,8 @@ FOLDER has Pyodide's files, as for `bitnet web build`. The site's page loads the
 and asks this tool's server for work, so the browser needs no driver beside it: any Chromium will do, without a network.
 Both engines continue the same prompt by the same options; rates are by the engines' own clocks, from the first token to
 the last. What the browser says of its adapter is printed before the model is loaded, what it logs goes to stderr.
-The default flags are for Vulkan on Linux without a display. Chromium's software device is had by
+The default flags are for Vulkan and EGL on Linux without a display: both loaders must find the driver by themselves, as
+a variable that names a driver's file keeps Chromium from its own. Chromium's software device is had by
 `--flags="--headless=new --no-sandbox --enable-unsafe-webgpu --use-webgpu-adapter=swiftshader"`.
 """
 
@@ -39,8 +40,8 @@ from folder_server import Quiet
 from running import positive, run_tool
 
 FLAGS = (
-    "--headless=new --no-sandbox --enable-unsafe-webgpu --enable-features=Vulkan --use-angle=vulkan "
-    "--disable-vulkan-surface --ignore-gpu-blocklist"
+    "--headless=new --no-sandbox --enable-unsafe-webgpu --ignore-gpu-blocklist --enable-features=Vulkan "
+    "--use-vulkan=native --disable-vulkan-surface --use-gl=angle --use-angle=gl-egl"
 )
 CONTEXT = 512
 SAMPLING = {"temperature": 0.8, "top_k": 0, "top_p": 1.0, "min_p": 0.0, "seed": 7, "ignore_eos": True}
@@ -58,7 +59,8 @@ const progress = ({ stage, done, total }) => {
 };
 const seen = async () => {
   if (!navigator.gpu) return null;
-  const adapter = await navigator.gpu.requestAdapter({ powerPreference: "high-performance" });
+  const adapter = await navigator.gpu.requestAdapter({ powerPreference: "high-performance" })
+    ?? await navigator.gpu.requestAdapter();
   if (adapter === null) return null;
   const { vendor, architecture, device, description, isFallbackAdapter } = adapter.info;
   const { maxBufferSize, maxStorageBufferBindingSize } = adapter.limits;

@@ -202,3 +202,9 @@ def test_a_browser_that_gives_no_adapter_says_so(chromium: Callable[..., Any]) -
     name, text = chromium(REFUSED, before="GPU.prototype.requestAdapter = async () => null;")
     assert name == "cpu:simd128"
     assert "finds no GPU" in text
+
+
+def test_an_adapter_that_is_not_had_by_preference_computes(chromium: Callable[..., Any]) -> None:
+    only = "const ask = GPU.prototype.requestAdapter; GPU.prototype.requestAdapter = async function (options) "
+    name, _ = chromium(REFUSED, before=only + "{ return options?.powerPreference ? null : ask.call(this, options); };")
+    assert name == "webgpu:0"

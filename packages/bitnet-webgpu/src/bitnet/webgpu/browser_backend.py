@@ -51,6 +51,8 @@ class BrowserBackend:
             return
         try:
             adapter = await gpu.requestAdapter(js_object({"powerPreference": "high-performance"}))
+            if adapter is None:  # Chromium on a server's H200 has one all the same
+                adapter = await gpu.requestAdapter()
             if adapter is None:
                 self._reason = "the browser finds no GPU that it allows to use."
                 return
