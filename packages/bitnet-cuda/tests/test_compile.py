@@ -21,18 +21,16 @@ from bitnet.core.gpu.plan import lower
 from bitnet.core.hal import (
     DenseMatmul,
     Embed,
-    GluNormQuant,
     Limits,
     NormRows,
-    NormTokens,
     Op,
     Program,
-    RopeAppend,
     Sample,
     StepLayout,
     TernaryMatmul,
 )
 from bitnet.core.support import cache
+from bitnet.core.testing.embedder_steps import gelu, in_columns, norms_last
 from bitnet.core.testing.hybrid_steps import SHAPES as HYBRIDS
 from bitnet.core.testing.hybrid_steps import Hybrid, hybrid_program
 from bitnet.core.testing.mixture_steps import SHAPES as MIXTURES
@@ -137,37 +135,6 @@ def programs() -> Sequence[tuple[Program, bool]]:
     mixed = [mixed_program(np.random.default_rng(10), shape, LIMITS) for shape in MIXTURES.values()]
     others += [(program, keep) for program in mixed for keep in (False, True)]
     return (plain, False), (plain, True), (odd.program(LIMITS, 64, "f32"), False), *others
-
-
-def norms_last(program: Program) -> Program:
-    """The program with norms of heads after their rotation."""
-    ops: list[Op] = [
-        replace(op, norms_last=op.q_norm is not None) if isinstance(op, RopeAppend) else op for op in program.ops
-    ]
-    assert ops != list(program.ops), "no heads are normed"
-    return replace(program, ops=ops)
-
-
-def gelu(program: Program) -> Program:
-    """The program with gates that GELU activates, and norms of its first rows that are added to them."""
-    width = program.tensors["x"].shape[1]
-    ops = [replace(op, activation="gelu_tanh") if isinstance(op, GluNormQuant) else op for op in program.ops]
-    ops[1:1] = [NormTokens("x", "norm", 1e-5, "normed"), NormTokens("normed", "norm", 1e-5, "x", add=True)]
-    return replace(program, ops=ops, tensors={**program.tensors, "normed": tensor("normed", "f32", "M", width)})
-
-
-def in_columns(program: Program) -> Program:
-    """The program with a product for each matrix."""
-    ops = list[Op]()
-    for op in program.ops:
-        if isinstance(op, TernaryMatmul) and len(op.weights) > 1:
-            column = 0
-            for name in op.weights:
-                ops.append(replace(op, weights=(name,), column=column))
-                column += program.weights[name].shape[0]
-        else:
-            ops.append(op)
-    return replace(program, ops=ops)
 
 
 def with_table(rng: np.random.Generator, width: int, group: int) -> Program:

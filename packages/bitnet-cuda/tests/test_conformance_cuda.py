@@ -14,20 +14,16 @@ from bitnet.core.hal import (
     EMBEDDERS,
     EXPERTS,
     KV_I8,
-    ROTATED_NORMS,
     STATES,
     WINDOWS,
     Device,
     ExpertMatmul,
     GluNormQuant,
-    KVSpec,
     Limits,
     NormQuant,
     Op,
     Program,
-    RopeAppend,
     Route,
-    SequenceStep,
     Step,
     StepLayout,
     TernaryMatmul,
@@ -44,8 +40,6 @@ from bitnet.core.testing.norms import check_codes
 from bitnet.core.testing.recurrent import Conv, Delta
 from bitnet.core.testing.recurrent_inputs import Inputs, check_inputs
 from bitnet.core.testing.rig import (
-    Rig,
-    assert_rel,
     assert_same_bits,
     assert_within,
     dense,
@@ -522,30 +516,6 @@ class TestConformance(ConformanceSuite):
         parts = [multiply(codes[name], ones, [w]) for name, w in (("x", gate), ("z", up))]
         check_codes(h[:m], hs, oracle.absmax(oracle.glu(np.concatenate(parts, axis=1), "gelu_tanh")))
         assert (h[m:] == -128).all(), "rows past the step's tokens were written"
-
-    @needs(ROTATED_NORMS)
-    @pytest.mark.parametrize("style", ["neox", "interleaved"])
-    @pytest.mark.parametrize("part", [2, 12, 64])
-    def test_norms_after_the_rotation_of_a_part(
-        self, device: Device, rng: np.random.Generator, part: int, style: Literal["neox", "interleaved"]
-    ) -> None:
-        """All of a head counts for its norm. The tables make heads longer, which a norm before it would leave."""
-        m, heads, kv_heads, d, positions = 5, 4, 2, 72, 40
-        x = rng.standard_normal((m, (heads + 2 * kv_heads) * d)).astype(np.float32)
-        angles = rng.uniform(0, 7, (positions, part // 2))
-        cos, sin = ((1.5 * f(angles)).astype(np.float32) for f in (np.cos, np.sin))
-        norm = rng.uniform(-2, 2, d).astype(np.float32)
-        weights: dict[str, Weight] = {"cos": dense(cos), "sin": dense(sin), "n": dense(norm)}
-        op = RopeAppend("qkv", 0, heads, kv_heads, d, "cos", "sin", style, "n", "n", 1e-6, norms_last=True)
-        specs, kv = [tensor("qkv", "f32", "M", x.shape[1])], KVSpec(1, kv_heads, d, 3, dtype="f32")
-        with Rig(device, [op], specs, weights, limits=Limits(m, max_blocks=2), kv=kv) as rig:
-            out = rig.run([SequenceStep(np.zeros(m, np.int32), m + 9, [0, 1])], {"qkv": x}, ["qkv"])["qkv"]
-        for row in range(m):
-            q = x[row, : heads * d].reshape(heads, d).astype(np.float64)
-            q[:, :part] = oracle.rotate(q[:, :part], cos[row + 9], sin[row + 9], style)
-            assert_rel(
-                f"q of token {row}", out[row, : heads * d].reshape(heads, d), oracle.rms_norm(q, norm, 1e-6), 2e-6
-            )
 
     @pytest.mark.parametrize(
         "heads",

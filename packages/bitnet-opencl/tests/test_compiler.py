@@ -15,7 +15,7 @@ import pytest
 from bitnet.core.errors import KernelCompileError
 from bitnet.core.gpu import KernelSpec
 from bitnet.core.gpu.programs import Programs
-from bitnet.core.hal import EXPERTS, KERNEL_FEATURES, LOOK_AHEAD, PREPARES, STATES, WINDOWS
+from bitnet.core.hal import EMBEDDERS, EXPERTS, KERNEL_FEATURES, LOOK_AHEAD, PREPARES, ROTATED_NORMS, STATES, WINDOWS
 from bitnet.core.support import cache
 
 cl = pytest.importorskip("pyopencl")
@@ -210,7 +210,17 @@ def made_up(extensions: str, version: str = "OpenCL 3.0 x", **more: Any) -> Simp
     ],
 )
 def test_what_a_device_is_found_to_have(opened: Any, expected: tuple[str, ...]) -> None:
-    assert features.features(opened) == (*expected, *KERNEL_FEATURES, STATES, EXPERTS, WINDOWS, PREPARES, LOOK_AHEAD)
+    assert features.features(opened) == (
+        *expected,
+        *KERNEL_FEATURES,
+        STATES,
+        EXPERTS,
+        WINDOWS,
+        EMBEDDERS,
+        ROTATED_NORMS,
+        PREPARES,
+        LOOK_AHEAD,
+    )
     options = features.flags(opened)
     defines = {"f16": "FP16", "int8-dot": "INT_DOT", "subgroups": "SUBGROUPS", "ptx-dp4a": "PTX"}
     assert {f"-D{defines[name]}=1" for name in expected if name in defines} == set(options) - {options[0], "-DGPU=1"}
@@ -238,4 +248,14 @@ def test_amds_architectures(name: str, wave: int | None, expected: tuple[str, st
     assert (has.dot4, has.matrix) == expected
     options = zip(("amd-int8-dot", "amd-int8-matrix"), expected, strict=True)
     found = (feature for feature, kind in options if kind != "none")
-    assert features.features(opened) == (*found, *KERNEL_FEATURES, STATES, EXPERTS, WINDOWS, PREPARES, LOOK_AHEAD)
+    assert features.features(opened) == (
+        *found,
+        *KERNEL_FEATURES,
+        STATES,
+        EXPERTS,
+        WINDOWS,
+        EMBEDDERS,
+        ROTATED_NORMS,
+        PREPARES,
+        LOOK_AHEAD,
+    )

@@ -780,7 +780,6 @@ WITHOUT = (
     "test_logprobs_are_of_the_round_that_was_taken",
     "test_what_cannot_be_begun_or_taken",
     "test_the_largest_size_stands_in",  # it prepares no sizes
-    "test_a_device_without_embedders_refuses",  # it has their operations
 )
 """Tests that do not fit the numpy device."""
 

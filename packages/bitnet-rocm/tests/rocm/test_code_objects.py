@@ -24,6 +24,7 @@ from bitnet.core.gpu.ops import advance
 from bitnet.core.gpu.plan import lower
 from bitnet.core.hal import Adjustment, Limits, Logprobs, Program, StepLayout
 from bitnet.core.model.program import build_program
+from bitnet.core.testing.embedder_steps import gelu, in_columns, norms_last
 from bitnet.core.testing.hybrid import GROUP as HYBRID_GROUP
 from bitnet.core.testing.hybrid import hybrid_model
 from bitnet.core.testing.model import TinyModel
@@ -47,10 +48,12 @@ SHAPES = {
     "qwen3": {"heads": 4, "kv_heads": 2, "head_dim": 128, "ffn": 1024, "group": 64, "head_norms": True},
     "rest": {"heads": 4, "kv_heads": 2, "head_dim": 64, "ffn": 512, "biased": True, "centered": True},
     "hybrid": {"group": HYBRID_GROUP},
+    "embedder": {"heads": 4, "kv_heads": 2, "head_dim": 128, "ffn": 1024, "group": 64, "head_norms": True},
 }
+EMBEDDER = {"norm_values", "put_columns", "glu_norm_quant", "rope_append"}
 RECURRENT = {"causal_conv", "delta_gates", "delta_rule", "gated_values", "glu_values", "hadamard", "norm_values"}
 OFTEN = [*((name, "demo") for name in OF_EACH_KIND), ("gfx90a", "2b4t"), ("gfx1100", "2b4t"), ("gfx1100", "qwen3")]
-OFTEN += [("gfx900", "rest")]
+OFTEN += [("gfx900", "rest"), ("gfx90a", "embedder"), ("gfx1100", "embedder")]
 SELDOM = [pair for pair in product((*OF_EACH_KIND, *OTHERS), SHAPES) if pair not in OFTEN]
 LOCAL_BYTES = 65536
 SIMDS = 4
@@ -82,7 +85,8 @@ def program(shape: str) -> Program:
         config, weights = hybrid_model(np.random.default_rng(5))
         return build_program(config, weights, limits=LIMITS, num_blocks=64)
     model = TinyModel(np.random.default_rng(5), layers=1, vocab=300, **SHAPES[shape])  # type: ignore[arg-type]
-    return model.program(LIMITS, 64)
+    made = model.program(LIMITS, 64)
+    return in_columns(gelu(norms_last(made))) if shape == "embedder" else made
 
 
 def launches(
@@ -169,7 +173,8 @@ def check(name: str, shape: str, code_object: CodeObject) -> None:
     units = {(spec.file, spec.defines): spec for spec in made}
     codes = compile_all(lambda unit: code_object(units[unit], name), list(units))
     many = "ternary_gemm" if kind.matrix == "none" else "amd/ternary_gemm_matrix"
-    products = {"ternary_groups", "head_norms"} if "group" in SHAPES[shape] else {"ternary_decode", many}
+    norms = EMBEDDER if shape == "embedder" else {"head_norms"}
+    products = {"ternary_groups", *norms} if "group" in SHAPES[shape] else {"ternary_decode", many}
     products |= {many} if SHAPES[shape].get("group") in MATRIX_GROUPS and kind.matrix != "none" else set()
     prefill = "attention_prefill" if kind.matrix == "none" else "amd/attention_prefill_matrix"
     products |= {"add_bias", "center_rows"} if "biased" in SHAPES[shape] else set()

@@ -130,6 +130,8 @@ def test_a_device(run: Run, tmp_path: Path) -> None:
         "states",
         "experts",
         "windows",
+        "embedders",
+        "rotated-norms",
         "prepares",
         "look-ahead",
     ]

@@ -41,11 +41,9 @@ GUARDED = (*FAMILY, "packages/bitnet-core/src/bitnet/core/testing")
 
 
 def passed(done: subprocess.CompletedProcess[str]) -> int:
-    """How many tests passed; none may have been skipped but for operations that the device lacks."""
+    """How many tests passed; none may have been skipped."""
     summary = done.stdout.strip().splitlines()[-1]
-    skipped = re.search(r"(\d+) skipped", summary)
-    lacking = re.findall(r"(?m)^skipped (\d+): \S+ has no (?:embedders|rotated-norms)$", done.stdout)
-    assert (int(skipped[1]) if skipped else 0) == sum(map(int, lacking)), done.stdout
+    assert "skipped" not in summary, done.stdout
     found = re.search(r"(\d+) passed", summary)
     assert found, done.stdout
     return int(found[1])

@@ -5,8 +5,16 @@ from __future__ import annotations
 import numpy as np
 
 from bitnet.core.gpu import Arg, Bucket, Context, KernelSpec, Launch
-from bitnet.core.gpu.ops import attention_inputs, ceil_div, kv_defines, part_defines, positions, rope_defines
-from bitnet.core.gpu.ops.scaled import head_norm_inputs, norms_heads
+from bitnet.core.gpu.ops import (
+    attention_inputs,
+    ceil_div,
+    head_norm_inputs,
+    kv_defines,
+    part_defines,
+    positions,
+    rope_defines,
+)
+from bitnet.core.gpu.ops.scaled import norms_heads
 from bitnet.core.hal import Attention, RopeAppend, Sample
 from bitnet.cuda.products import CLUSTERS, MAX_CLUSTER, TENSOR_CORES, WGMMA, largest, shared_bytes
 from bitnet.cuda.tiles import ALIGNMENT, MANY_TOKENS, PANEL, TiledMatrix
@@ -78,7 +86,7 @@ class AttentionOps:
         angles = ctx.dense(op.cos).data, ctx.dense(op.sin).data
         args = (*positions(ctx, op.table), *tensors, *angles, *head_norm_inputs(ctx, op, ctx.step))
         sizes = {"HEADS": op.heads, "KV_HEADS": op.kv_heads, "WARPS": ROPE_WARPS, "NEOX": int(op.style == "neox")}
-        sizes |= {"NORMS": int(norms_heads(op)), "NORMS_LAST": int(op.norms_last)}
+        sizes |= {"NORMS": int(op.q_norm is not None), "NORMS_LAST": int(op.norms_last)}
         part = part_defines(ctx, op)
         name, defines = "rope_part" if part else "rope_append", kv_defines(ctx, op) | sizes | part
         spec = KernelSpec(name, name, tuple(defines.items()))

@@ -18,11 +18,13 @@ from bitnet.core.gpu.ops.logprobs import history, logprobs
 from bitnet.core.gpu.ops.products import ProductInput, fused_products, glu_products, row_sums
 from bitnet.core.gpu.ops.scaled import norms_heads
 from bitnet.core.gpu.ops.variants import (
+    Gelu,
     GroupScaledMatmul,
     NormedRope,
     PartialRope,
     TernaryTable,
     WindowedAttention,
+    embedder_variants,
     variants,
 )
 from bitnet.core.hal import (
@@ -37,7 +39,6 @@ from bitnet.core.hal import (
     TernaryMatmul,
 )
 from bitnet.cuda.attention import AttentionOps
-from bitnet.cuda.embedders import EmbedderOps
 from bitnet.cuda.experts import ExpertLaunches
 from bitnet.cuda.head import HeadOps
 from bitnet.cuda.products import CLUSTERS, DECODE_TOKENS, FEW_TOKENS, MAX_CLUSTER, TENSOR_CORES, Products
@@ -90,8 +91,12 @@ class CudaOps:
             TernaryTable: TableOps(multiprocessors, capability).lower,
             PartialRope: self._attention.rope_append,
             **ExpertLaunches(capability).table(),
-            **EmbedderOps(self._products).table(),
             **(groups if self._tensor_cores else {}),
+        }
+        self._table = {
+            **self._table,
+            **embedder_variants(self._rows, self._table, self._products.ternary_matmul),
+            Gelu: self.glu_norm_quant,  # which is fused, too
         }
         self._recurrent = RecurrentLaunches(multiprocessors, capability, self._products, self._rows, self._table)
         self._table = {**self._table, **self._recurrent.table()}
@@ -149,7 +154,6 @@ class CudaOps:
     def _rope_attention(self, ctx: Context, group: RopeAttention, bucket: Bucket) -> list[Launch] | None:
         most = DECODE_TOKENS if norms_heads(group.rope) else FEW_TOKENS[-1]
         able = bucket.tokens <= most and self._attention.splits(ctx, group.attention, bucket)
-        able = able and not group.rope.norms_last
         return [self._attention.decode(ctx, group.attention, bucket, group.rope)] if able else None
 
     def _choice(self, ctx: Context, group: Choice | NormChoice, bucket: Bucket) -> list[Launch] | None:

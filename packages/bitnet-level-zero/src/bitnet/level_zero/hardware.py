@@ -10,7 +10,17 @@ from typing import cast
 
 from bitnet.core.gpu.clc import Abilities
 from bitnet.core.gpu.clc.abilities import XMX
-from bitnet.core.hal import EXPERTS, KERNEL_FEATURES, PREPARES, STATES, WINDOWS, DeviceInfo, DeviceType
+from bitnet.core.hal import (
+    EMBEDDERS,
+    EXPERTS,
+    KERNEL_FEATURES,
+    PREPARES,
+    ROTATED_NORMS,
+    STATES,
+    WINDOWS,
+    DeviceInfo,
+    DeviceType,
+)
 from bitnet.core.hal.probe import TEST_DRIVER
 from bitnet.level_zero.loader import LevelZero
 from bitnet.level_zero.structures import (
@@ -102,7 +112,16 @@ class Hardware:
             "subgroups": bool(self.sub_groups),
             "shared-memory": self.integrated,
         }
-        return (*(name for name, has in listed.items() if has), *KERNEL_FEATURES, STATES, EXPERTS, WINDOWS, PREPARES)
+        return (
+            *(name for name, has in listed.items() if has),
+            *KERNEL_FEATURES,
+            STATES,
+            EXPERTS,
+            WINDOWS,
+            EMBEDDERS,
+            ROTATED_NORMS,
+            PREPARES,
+        )
 
     def info(self, index: int) -> DeviceInfo:
         """As the probe reports it."""

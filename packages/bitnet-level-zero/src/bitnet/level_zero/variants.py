@@ -52,6 +52,8 @@ _PRODUCT_ENDS: list[Choices] = [
     {"GLU": 1, "RELU2": 0, "ADD": 0},
     {"GLU": 1, "RELU2": 1, "ADD": 0},
 ]
+_ACTIVATIONS: list[Choices] = [{"RELU2": 0, "GELU": 1}, {"RELU2": 0}, {"RELU2": 1}]
+"""As of the types, the first entry names every constant."""
 _ROTATIONS: list[Choices] = [{"ROPE": 0, "NEOX": 0}, {"ROPE": 1, "NEOX": 0}, {"ROPE": 1, "NEOX": 1}]
 
 _XMX: list[Choices] = [{"XMX": 1, "SG": 8}, {"XMX": 1, "SG": 16}]
@@ -70,12 +72,12 @@ FAMILIES: Mapping[str, Family] = {
     "delta_rule": Family(("D_K", "D_V", "HEADS", "K_HEADS", "TILED", "COLUMNS", "PARTS")),
     "dense_matmul": Family(("WG", "LANES", "EACH", "TOKENS"), each("WEIGHT_F16")),
     "embed": Family(("WG",), each("WEIGHT_F16")),
-    "expert_glu": Family(("WG",), each("NORM", "RELU2")),
+    "expert_glu": Family(("WG",), crossed(_ACTIVATIONS, each("NORM"))),
     "expert_matmul": Family(("WG", "COLS", "ROW_BYTES", "GROUP", "EACH", "LANES", "TOKENS"), dots=True),
     "expert_tiles": Family(("WG", "EXPERTS", "TOKENS")),
     "gated_values": Family(("WG", "HEAD", "SILU", "UNTILE"), each("NORM")),
-    "glu_norm_quant": Family(("WG",), each("NORM", "RELU2"), dots=True),
-    "glu_values": Family(("WG",), each("RELU2")),
+    "glu_norm_quant": Family(("WG",), crossed(_ACTIVATIONS, each("NORM")), dots=True),
+    "glu_values": Family(("WG",), _ACTIVATIONS),
     "hadamard": Family(("WG", "BLOCK", "ROWS", "SIGNS")),
     "head_norms": Family(("WG", "DIM")),
     "intel/attention_prefill_xmx": Family(
@@ -91,9 +93,12 @@ FAMILIES: Mapping[str, Family] = {
     "logprobs": Family(("WG", "EACH")),
     "norm_quant": Family(("WG",), each("NORM"), dots=True),
     "norm_rows": Family(("WG",)),
-    "norm_values": Family(("WG",), each("NORM")),
+    "norm_values": Family(("WG",), [{"NORM": 1, "ADD": 1}, *each("NORM")]),
+    "put_columns": Family(("WG",), each("ADD")),
     "quantize": Family(("WG",)),
-    "rope_append": Family(("DIM", "BLOCK", "PAIRS"), crossed(_CACHE_TYPES, each("NEOX"))),
+    "rope_append": Family(
+        ("DIM", "BLOCK", "PAIRS"), crossed(crossed(_CACHE_TYPES, each("NEOX")), [{"NORMS_LAST": 1}, {}])
+    ),
     "route": Family(("WG", "LANES", "EXPERTS")),
     "row_sums": Family(("WG", "COLS"), dots=True),
     "sample": Family(("WG",)),

@@ -11,10 +11,12 @@ from typing import TYPE_CHECKING
 from bitnet.core.errors import DeviceError, DeviceUnavailableError
 from bitnet.core.gpu.probing import denied_nodes, no_permission
 from bitnet.core.hal import (
+    EMBEDDERS,
     EXPERTS,
     KERNEL_FEATURES,
     LOOK_AHEAD,
     PREPARES,
+    ROTATED_NORMS,
     STATES,
     WINDOWS,
     Device,
@@ -213,6 +215,8 @@ def _found(hip: Hip, index: int, properties: Properties, kind: Architecture, ver
             STATES,
             EXPERTS,
             WINDOWS,
+            EMBEDDERS,
+            ROTATED_NORMS,
             PREPARES,
             LOOK_AHEAD,
         ),

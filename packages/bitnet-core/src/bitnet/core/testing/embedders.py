@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
+
 import numpy as np
 import pytest
 
@@ -139,9 +141,9 @@ class EmbedderTests(DeviceTests):
         ids=lambda op: type(op).__name__,
     )
     def test_a_device_without_embedders_refuses(self, device: Device, op: Op) -> None:
-        if EMBEDDERS in device.info.features:
-            pytest.skip("this device has them")
+        """One that has them takes each operation."""
         specs = [tensor(name, "f32", "M", 8) for name in "xy"] + [tensor("x8", "i8", "M", 8), tensor("s", "f32", "M")]
         weights: dict[str, Weight] = {"w": dense(np.ones(8, np.float32)), "t": ternary(np.ones((4, 8), np.int8), 1.0)}
-        with pytest.raises(UnsupportedProgramError, match="norms before each product"):
-            Rig(device, [op], [*specs, tensor("y8", "i8", "M", 4)], weights, limits=Limits(1))
+        refusal = pytest.raises(UnsupportedProgramError, match="norms before each product")
+        with nullcontext() if EMBEDDERS in device.info.features else refusal:
+            Rig(device, [op], [*specs, tensor("y8", "i8", "M", 4)], weights, limits=Limits(1)).executable.close()

@@ -9,6 +9,7 @@ import pytest
 
 from bitnet.core.errors import InvalidInputError, UnsupportedProgramError
 from bitnet.core.hal import (
+    ROTATED_NORMS,
     STATES,
     Attention,
     Device,
@@ -181,6 +182,46 @@ class TransformTests(DeviceTests):
             exact, doubt = (f(0, row, q).reshape(-1) for f in (cache.attend, cache.doubt))
             bound = BOUND[kv_dtype] * abs(exact).max() + doubt
             assert_within(f"attention of token {row}", out["out"][row], exact, bound)
+
+    @needs(STATES, ROTATED_NORMS)
+    @pytest.mark.parametrize("kv_dtype", ["f32", "f16", "i8"])
+    @pytest.mark.parametrize("style", ["neox", "interleaved"])
+    @pytest.mark.parametrize("part", [2, 12, 64])
+    def test_norms_after_the_rotation_of_a_part(
+        self,
+        device: Device,
+        rng: np.random.Generator,
+        part: int,
+        style: Literal["neox", "interleaved"],
+        kv_dtype: KVDtype,
+    ) -> None:
+        """All of a head of q and k counts for its norm. The tables make heads longer, which a norm before it would
+        leave."""
+        m, heads, kv_heads, d = 9, 4, 2, 72
+        x = rng.standard_normal((m, (heads + 2 * kv_heads) * d)).astype(np.float32)
+        angles = rng.uniform(0, 7, (m, part // 2))
+        cos, sin = ((1.5 * f(angles)).astype(np.float32) for f in (np.cos, np.sin))
+        norms = {name: norm_weight(rng, d) for name in ("qn", "kn")}
+        weights: dict[str, Weight] = {name: dense(w) for name, w in {"cos": cos, "sin": sin, **norms}.items()}
+        ops: list[Op] = [
+            RopeAppend("qkv", 0, heads, kv_heads, d, "cos", "sin", style, "qn", "kn", 1e-6, norms_last=True),
+            Attention("qkv", "out", 0, heads, kv_heads, d),
+        ]
+        specs = [tensor("qkv", "f32", "M", x.shape[1]), tensor("out", "f32", "M", heads * d)]
+        kv = KVSpec(1, kv_heads, d, 3, dtype=kv_dtype)
+        with Rig(device, ops, specs, weights, limits=Limits(m, max_blocks=1), kv=kv) as rig:
+            out = rig.run([SequenceStep(np.zeros(m, np.int32), m, [2])], {"qkv": x}, ["qkv", "out"])
+        cache = oracle.Cache(kv_dtype, m)
+        for row in range(m):
+            exact = x[row].reshape(-1, d).astype(np.float64)
+            exact[:-kv_heads, :part] = oracle.rotate(exact[:-kv_heads, :part], cos[row], sin[row], style)
+            q = out["qkv"][row].reshape(-1, d)[:heads]
+            assert_rel(f"q of token {row}", q, oracle.rms_norm(exact[:heads], norms["qn"], 1e-6), 2e-6)
+            k = oracle.rms_norm(exact[heads : heads + kv_heads], norms["kn"], 1e-6)
+            cache.put(0, row, k, exact[heads + kv_heads :])
+            attended, doubt = (f(0, row, q).reshape(-1) for f in (cache.attend, cache.doubt))
+            bound = BOUND[kv_dtype] * abs(attended).max() + doubt
+            assert_within(f"attention of token {row}", out["out"][row], attended, bound)
 
     def test_transforms_are_refused_without_the_feature(self, device: Device) -> None:
         """An operation with a transform never runs as if it had none."""

@@ -18,8 +18,8 @@ from bitnet.core.gpu.clc.attention import (
 from bitnet.core.gpu.clc.nvidia_products import WARP
 from bitnet.core.gpu.context import Bucket, Context
 from bitnet.core.gpu.drivers.interface import KernelSpec, Launch
-from bitnet.core.gpu.ops import ceil_div, power_of_two, rope_defines
-from bitnet.core.gpu.ops.scaled import head_norm_inputs, norms_heads
+from bitnet.core.gpu.ops import ceil_div, head_norm_inputs, power_of_two, rope_defines
+from bitnet.core.gpu.ops.scaled import norms_heads
 from bitnet.core.hal import Attention, RopeAppend
 
 TILE = 64

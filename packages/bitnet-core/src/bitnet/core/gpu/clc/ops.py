@@ -22,12 +22,13 @@ from bitnet.core.gpu.fusions import FeedForward, GatedProduct, NormGatedProduct,
 from bitnet.core.gpu.lowering import Lowering
 from bitnet.core.gpu.ops import RowOps, power_of_two
 from bitnet.core.gpu.ops.products import feed_forward, glu_products, normed, row_sums
-from bitnet.core.gpu.ops.scaled import head_norms, norms_heads
+from bitnet.core.gpu.ops.scaled import head_norms
 from bitnet.core.gpu.ops.variants import (
     GroupScaledMatmul,
     NormedRope,
     TernaryTable,
     WindowedAttention,
+    embedder_variants,
     expert_variants,
     recurrent_variants,
     variants,
@@ -111,7 +112,11 @@ class ClcOps:
             **vendor.groups(abilities),
             **expert_variants(self._rows, abilities.local_bytes),
         }
-        self._table = {**self._table, **recurrent_variants(self._rows, self._table)}
+        self._table = {
+            **self._table,
+            **embedder_variants(self._rows, self._table, self._product),
+            **recurrent_variants(self._rows, self._table),
+        }
 
     def lowering(self) -> Lowering:
         """The lowering for :class:`bitnet.core.gpu.GpuDevice`."""
@@ -122,12 +127,15 @@ class ClcOps:
         pairs = {"PAIRS": ctx.program.weights[op.cos].shape[1]}  # always: modules made beforehand need it
         defines = dict(launch.kernel.defines) | pairs
         rotation = replace(launch, kernel=replace(launch.kernel, defines=tuple(defines.items())))
-        return [*_head_norms(ctx, op, bucket), rotation]
+        return [*head_norms(ctx, op, bucket), rotation]
+
+    def _product(self, ctx: Context, op: TernaryMatmul, bucket: Bucket, out: Buffer) -> list[Launch]:
+        return self._products.ternary_matmul(ctx, op, bucket, out=out)
 
     def _rope_attention(self, ctx: Context, group: RopeAttention, bucket: Bucket) -> list[Launch] | None:
         if bucket.tokens > DECODE_TOKENS or not self._attention.splits(ctx, group.attention, bucket):
             return None
-        norms = [] if self._attention.norms_heads(ctx, group.attention) else _head_norms(ctx, group.rope, bucket)
+        norms = [] if self._attention.norms_heads(ctx, group.attention) else head_norms(ctx, group.rope, bucket)
         return [*norms, *self._attention.decode(ctx, group.attention, bucket, group.rope)]
 
     def _feed_forward(self, ctx: Context, group: FeedForward, bucket: Bucket) -> list[Launch] | None:
@@ -169,8 +177,3 @@ class ClcOps:
 def _summing(ctx: Context, launch: Launch, codes: str) -> Launch:
     """A launch that also stores the sums of a tensor's rows."""
     return replace(launch, args=(*launch.args[:SUMS], row_sums(ctx, codes), *launch.args[SUMS:]))
-
-
-def _head_norms(ctx: Context, op: RopeAppend, bucket: Bucket) -> list[Launch]:
-    """The launch of the norms of heads, if the operation has them."""
-    return head_norms(ctx, op, bucket) if norms_heads(op) else []

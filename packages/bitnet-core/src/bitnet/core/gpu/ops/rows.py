@@ -90,6 +90,13 @@ def attention_inputs(ctx: Context, op: Attention, rope: RopeAppend | None, unuse
     return ctx.tensors[op.qkv], ctx.kv("k", op.layer), ctx.kv("v", op.layer), *tables
 
 
+def head_norm_inputs(ctx: Context, rope: RopeAppend | None, unused: Buffer) -> tuple[Buffer, Buffer, np.float32]:
+    """Inputs of kernels that may norm heads: the norms of q and k (or ``unused``, twice), and their epsilon."""
+    if rope is None or rope.q_norm is None or rope.k_norm is None:
+        return unused, unused, np.float32(0)
+    return ctx.dense(rope.q_norm).data, ctx.dense(rope.k_norm).data, np.float32(rope.eps)
+
+
 @dataclass(frozen=True, slots=True)
 class RowOps:
     """Launches of the operations that use one work-group of ``group`` work-items per row."""
@@ -162,6 +169,8 @@ class RowOps:
             np.int32(op.kv_heads),
         )
         defines = kv_defines(ctx, op) | {"NEOX": int(op.style == "neox")} | part_defines(ctx, op)
+        if op.norms_last:
+            args, defines = (*args, *head_norm_inputs(ctx, op, ctx.step)), defines | {"NORMS_LAST": 1}
         spec = KernelSpec("rope_append", "rope_append", tuple(defines.items()))
         return [Launch(spec, (bucket.tokens, op.heads + 2 * op.kv_heads, 1), (ROPE_GROUP, 1, 1), args)]
 

@@ -13,7 +13,7 @@ import numpy as np
 
 from bitnet.core.gpu.context import Bucket, Context
 from bitnet.core.gpu.drivers.interface import Buffer, KernelSpec, Launch
-from bitnet.core.gpu.ops.rows import ROPE_GROUP, ceil_div, next_power_of_two, power_of_two
+from bitnet.core.gpu.ops.rows import ROPE_GROUP, ceil_div, head_norm_inputs, next_power_of_two, power_of_two
 from bitnet.core.gpu.weights import TernaryBuffer
 from bitnet.core.hal import Op, Program, RopeAppend, TernaryMatmul, TernaryWeight
 
@@ -61,14 +61,7 @@ def in_groups(program: Program, op: Op) -> bool:
 
 def norms_heads(op: Op) -> bool:
     """Whether an operation normalises heads before it rotates them."""
-    return isinstance(op, RopeAppend) and (op.q_norm or op.k_norm) is not None
-
-
-def head_norm_inputs(ctx: Context, rope: RopeAppend | None, unused: Buffer) -> tuple[Buffer, Buffer, np.float32]:
-    """Inputs of attention that may norm heads: the norms of q and k (or ``unused``, twice), and their epsilon."""
-    if rope is None or rope.q_norm is None or rope.k_norm is None:
-        return unused, unused, np.float32(0)
-    return ctx.dense(rope.q_norm).data, ctx.dense(rope.k_norm).data, np.float32(rope.eps)
+    return isinstance(op, RopeAppend) and op.q_norm is not None and not op.norms_last
 
 
 def group_shape(w: TernaryBuffer, tokens: int) -> dict[str, int]:
@@ -103,7 +96,10 @@ def group_product(ctx: Context, op: TernaryMatmul, bucket: Bucket, out: Buffer |
 
 
 def head_norms(ctx: Context, op: RopeAppend, bucket: Bucket) -> list[Launch]:
-    """RMSNorm of each head of q and k, in place. All work-items have equally many elements of a head."""
+    """RMSNorm of each head of q and k, in place, where the operation begins with it. All work-items have equally many
+    elements of a head."""
+    if not norms_heads(op):
+        return []
     norms = head_norm_inputs(ctx, op, ctx.step)
     sizes = np.int32(op.heads), np.int32(op.kv_heads)
     group = math.gcd(op.head_dim, ROPE_GROUP)

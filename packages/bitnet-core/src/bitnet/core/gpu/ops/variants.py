@@ -8,6 +8,7 @@ from bitnet.core.gpu.context import Bucket, Context, Dispatch
 from bitnet.core.gpu.drivers.interface import Launch
 from bitnet.core.gpu.drivers.windows import Windows
 from bitnet.core.gpu.ops.adjusting import count_chosen
+from bitnet.core.gpu.ops.embedders import EmbedderOps, Product
 from bitnet.core.gpu.ops.experts import BoundExpertOps, ExpertOps
 from bitnet.core.gpu.ops.logprobs import logprobs
 from bitnet.core.gpu.ops.recurrent import Absmax, RecurrentOps
@@ -22,6 +23,7 @@ from bitnet.core.hal import (
     GluNormQuant,
     Logprobs,
     NormRows,
+    NormTokens,
     Op,
     Program,
     RopeAppend,
@@ -43,6 +45,10 @@ class NormedRope:
     """Key of a :class:`~bitnet.core.hal.RopeAppend` that first normalises the heads of q and k."""
 
 
+class RotatedNorms:
+    """Key of a :class:`~bitnet.core.hal.RopeAppend` that normalises the heads of q and k after their rotation."""
+
+
 class PartialRope:
     """Key of a :class:`~bitnet.core.hal.RopeAppend` that rotates only a part of each head."""
 
@@ -53,6 +59,10 @@ class WindowedAttention:
 
 class ExpertGlu:
     """Key of a :class:`~bitnet.core.hal.GluNormQuant` of several rows side by side, or with limits."""
+
+
+class Gelu:
+    """Key of a :class:`~bitnet.core.hal.GluNormQuant` whose activation is GELU."""
 
 
 class Transformed:
@@ -71,6 +81,10 @@ def key(program: Program, op: Op) -> type:
         return WindowedAttention
     if isinstance(op, GluNormQuant) and (op.parts > 1 or op.clamp is not None):
         return ExpertGlu
+    if isinstance(op, GluNormQuant) and op.activation == "gelu_tanh":
+        return Gelu
+    if isinstance(op, RopeAppend) and op.norms_last:
+        return RotatedNorms
     if isinstance(op, RopeAppend) and 2 * program.weights[op.cos].shape[1] < op.head_dim:
         return PartialRope
     if isinstance(op, TernaryMatmul) and op.column is not None:
@@ -99,6 +113,30 @@ def expert_variants(rows: RowOps, local_bytes: int, windows: Windows | None = No
     ``windows`` if its API has them bound in parts."""
     ops = BoundExpertOps(rows.group, local_bytes, windows) if windows else ExpertOps(rows.group, local_bytes)
     return {Route: ops.route, ExpertMatmul: ops.expert_matmul, ExpertGlu: ops.glu}
+
+
+def embedder_variants(rows: RowOps, table: Dispatch, product: Product) -> Dispatch:
+    """Further entries, of a backend that has the kernels of embedders, and of norms of heads after their rotation, too.
+    GELU and such rotations are variants of kernels. Their entries are their own: so no group of operations has them.
+
+    Args:
+        table: The entries of operations without them.
+        product: A ternary product into a buffer.
+    """
+
+    def gelu(ctx: Context, op: GluNormQuant, bucket: Bucket) -> list[Launch]:
+        return table[GluNormQuant](ctx, op, bucket) or []
+
+    def rotation(ctx: Context, op: RopeAppend, bucket: Bucket) -> list[Launch]:
+        return table[RopeAppend](ctx, op, bucket) or []
+
+    ops = EmbedderOps(rows, product)
+    return {
+        NormTokens: ops.norm_tokens,
+        ColumnMatmul: ops.columns,
+        Gelu: gelu,
+        RotatedNorms: rotation,
+    }
 
 
 def recurrent_variants(rows: RowOps, table: Dispatch, absmax: Absmax | None = None) -> Dispatch:
