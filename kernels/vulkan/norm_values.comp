@@ -1,10 +1,15 @@
-// variants: SUBGROUPS
-// Rows that a transform takes, as f32: x after RMSNorm where NORM. One work-group a token.
+// variants: SUBGROUPS ADD
+// norm_tokens: RMSNorm (where NORM) of the rows of all tokens, in f32, added to `result` where ADD. Also what a transform takes.
+// One work-group a token.
 layout(constant_id = 1) const int NORM = 0;
 BUFFER(0, readonly, int, step_data);
 BUFFER(1, readonly, vec4, x);
 BUFFER(2, readonly, vec4, weight);
+#if ADD
+BUFFER(3, , vec4, result);
+#else
 BUFFER(3, writeonly, vec4, result);
+#endif
 layout(push_constant) uniform Push { float eps; int dim; };
 
 KERNEL(norm_values) {
@@ -19,6 +24,11 @@ KERNEL(norm_values) {
     for (uint i = LANE; i < quads; i += WG) {
         vec4 v = x[row + i] * inverse;
         if (NORM != 0) v *= weight[i];
+#if ADD
+        precise vec4 sum = result[row + i] + v;
+        result[row + i] = sum;
+#else
         result[row + i] = v;
+#endif
     }
 }

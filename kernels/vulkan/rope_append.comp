@@ -1,6 +1,7 @@
-// variants: KV_I8
+// variants: KV_I8 NORMS_LAST
 // Rotates q in place, stores rotated k, and v, in the cache. One work-group per token and head (q, then k, then v heads).
 // Cache: [blocks, BLOCK, kv_heads, DIM]. An invocation stores two dimensions at a time: f16 makes whole words.
+// NORMS_LAST: heads of q and k are normed after their rotation.
 layout(constant_id = 1) const int DIM = 64;
 layout(constant_id = 2) const int BLOCK = 32;
 layout(constant_id = 3) const int KV_F16 = 0;
@@ -14,7 +15,14 @@ BUFFER(2, writeonly, uint, keys);
 BUFFER(3, writeonly, uint, values);
 BUFFER(4, readonly, float, cosines);
 BUFFER(5, readonly, float, sines);
+#if NORMS_LAST
+BUFFER(6, readonly, float, q_norm);
+BUFFER(7, readonly, float, k_norm);
+layout(push_constant) uniform Push { int token_seq, seq_begin, seq_len, block_table, max_blocks, heads, kv_heads; float eps; };
+float root = 1.0;  // of the mean square of the head, which is rotated
+#else
 layout(push_constant) uniform Push { int token_seq, seq_begin, seq_len, block_table, max_blocks, heads, kv_heads; };
+#endif
 
 #include "cache.glsl"
 #if KV_I8
@@ -47,12 +55,37 @@ void store_value(uint place, uint i, float a, float b) {
 }
 #endif
 
+// Pair i of a head, rotated.
+vec2 rotated_pair(uint row, uint i, uint angles) {
+    uint first = row + (NEOX != 0 ? i : 2 * i);
+    float a = qkv[first], b = qkv[first + APART], c = cosines[angles + i], s = sines[angles + i];
+    return vec2(a * c - b * s, b * c + a * s);
+}
+
+#if NORMS_LAST
+float normed(float value, uint d, int head) { return value * (head < heads ? q_norm[d] : k_norm[d]) / root; }
+
+void find_root(uint row, uint angles) {
+    float squares = 0.0;
+    for (uint i = LANE; i < TURNED; i += WG) {
+        vec2 pair = rotated_pair(row, i, angles);
+        squares += dot(pair, pair);
+    }
+    for (uint i = 2 * TURNED + LANE; i < DIM; i += WG) squares += qkv[row + i] * qkv[row + i];
+    root = sqrt(group_sum_max(squares, 0.0).x / float(DIM) + eps);
+}
+#else
+float normed(float value, uint d, int head) { return value; }
+
+void find_root(uint row, uint angles) {}
+#endif
+
 // Dimension d of a head of k, rotated where it belongs to a pair.
 float rotated(uint row, uint d, uint angles) {
     if (d >= 2 * TURNED) return qkv[row + d];
-    uint pair = NEOX != 0 ? d % TURNED : d / 2, first = row + (NEOX != 0 ? pair : 2 * pair);
-    float a = qkv[first], b = qkv[first + APART], c = cosines[angles + pair], s = sines[angles + pair];
-    return row + d == first ? a * c - b * s : b * c + a * s;
+    uint pair = NEOX != 0 ? d % TURNED : d / 2;
+    vec2 both = rotated_pair(row, pair, angles);
+    return d == (NEOX != 0 ? pair : 2 * pair) ? both.x : both.y;
 }
 
 void rotate_or_store(uint row, uint place, int head, uint angles) {
@@ -60,14 +93,17 @@ void rotate_or_store(uint row, uint place, int head, uint angles) {
         for (uint i = 2 * LANE; i < DIM; i += 2 * WG) store_value(place, i, qkv[row + i], qkv[row + i + 1]);
     } else if (head >= heads) {
         for (uint i = 2 * LANE; i < DIM; i += 2 * WG)
-            store_key(place, i, rotated(row, i, angles), rotated(row, i + 1, angles));
+            store_key(place, i, normed(rotated(row, i, angles), i, head), normed(rotated(row, i + 1, angles), i + 1, head));
     } else {
         for (uint i = LANE; i < TURNED; i += WG) {
-            uint first = row + (NEOX != 0 ? i : 2 * i);
-            float a = qkv[first], b = qkv[first + APART], c = cosines[angles + i], s = sines[angles + i];
-            qkv[first] = a * c - b * s;
-            qkv[first + APART] = b * c + a * s;
+            uint first = NEOX != 0 ? i : 2 * i;
+            vec2 pair = rotated_pair(row, i, angles);
+            qkv[row + first] = normed(pair.x, first, head);
+            qkv[row + first + APART] = normed(pair.y, first + APART, head);
         }
+#if NORMS_LAST
+        for (uint i = 2 * TURNED + LANE; i < DIM; i += WG) qkv[row + i] = normed(qkv[row + i], i, head);
+#endif
     }
 }
 
@@ -79,6 +115,7 @@ KERNEL(rope_append) {
     uint block = step_data[block_table + step_data[token_seq + m] * max_blocks + position / BLOCK];
     uint kv_head = head < heads + kv_heads ? head - heads : head - heads - kv_heads;
     uint place = ((block * BLOCK + position % BLOCK) * kv_heads + kv_head) * DIM;
+    find_root(row, position * TURNED);
     rotate_or_store(row, place, head, position * TURNED);
 #if KV_I8
     if (head < heads) return;

@@ -139,5 +139,11 @@ fn activation(gate: vec4<f32>) -> vec4<f32> {
     return g * g;
 }
 #else
+#if GELU
+fn activation(gate: vec4<f32>) -> vec4<f32> {
+    return gate / (1.0 + exp(-1.5957691216 * gate * (1.0 + 0.044715 * gate * gate)));  // (1 + tanh(z)) / 2 = sigmoid(2z); 2 sqrt(2 / pi)
+}
+#else
 fn activation(gate: vec4<f32>) -> vec4<f32> { return gate / (1.0 + exp(-gate)); }
+#endif
 #endif

@@ -1,4 +1,5 @@
-// Rows that a transform takes, as f32: x after RMSNorm where NORM. A workgroup a token.
+// norm_tokens: RMSNorm (where NORM) of the rows of all tokens, in f32, added to `out` where ADD. Also what a transform takes. A workgroup
+// a token.
 struct Args { eps: f32, dim: i32 }
 @group(0) @binding(0) var<storage, read> step: array<i32>;
 @group(0) @binding(1) var<storage, read> x: array<vec4<f32>>;
@@ -16,7 +17,15 @@ fn norm_values(grid: Grid, g: Group) {
     var squares = 0.0;
     for (var i = g.lane; i < quads; i += u32(WG)) { squares += dot(x[row + i], x[row + i]); }
     let inverse = 1.0 / sqrt(group_sum(g, squares) / f32(args.dim) + args.eps);
+#if ADD
+    let zero = vec4(u32(args.dim) >> 31u);  // keeps a compiler from fusing the sum: see `rounded`
+    for (var i = g.lane; i < quads; i += u32(WG)) {
+        let v = x[row + i] * inverse * weight[i];
+        out[row + i] += bitcast<vec4<f32>>(bitcast<vec4<u32>>(v) | zero);
+    }
+#else
     for (var i = g.lane; i < quads; i += u32(WG)) { out[row + i] = x[row + i] * inverse * weight[i]; }
+#endif
 #else
     for (var i = g.lane; i < quads; i += u32(WG)) { out[row + i] = x[row + i]; }
 #endif

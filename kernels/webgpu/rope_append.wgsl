@@ -1,6 +1,11 @@
 // Rotates q in place, stores rotated k, and v, in the cache. A workgroup per token and head (q heads, k heads, v heads). An
 // invocation stores two dimensions at a time, which make whole words of an f16 cache. PAIRS: of a head that are rotated; 0: all.
+// NORMS_LAST: heads of q and k are normed after their rotation.
+#if NORMS_LAST
+struct Args { token_seq: i32, seq_begin: i32, seq_len: i32, block_table: i32, max_blocks: i32, heads: i32, kv_heads: i32, eps: f32 }
+#else
 struct Args { token_seq: i32, seq_begin: i32, seq_len: i32, block_table: i32, max_blocks: i32, heads: i32, kv_heads: i32 }
+#endif
 @group(0) @binding(0) var<storage, read> step: array<i32>;
 @group(0) @binding(1) var<storage, read_write> qkv: array<f32>;
 #if KV_I8
@@ -17,7 +22,13 @@ struct Args { token_seq: i32, seq_begin: i32, seq_len: i32, block_table: i32, ma
 #endif
 @group(0) @binding(4) var<storage, read> cosines: array<f32>;
 @group(0) @binding(5) var<storage, read> sines: array<f32>;
+#if NORMS_LAST
+@group(0) @binding(6) var<storage, read> q_norm: array<f32>;
+@group(0) @binding(7) var<storage, read> k_norm: array<f32>;
+@group(0) @binding(8) var<uniform> args: Args;
+#else
 @group(0) @binding(6) var<uniform> args: Args;
+#endif
 
 #include "cache.wgsl"
 #if PAIRS
@@ -60,17 +71,44 @@ fn put_value(place: i32, i: i32, value: vec2<f32>) {
 #endif
 }
 
+// Pair i of the head at `row`, rotated; `angles` are its position's.
+fn rotated_pair(row: i32, i: i32, angles: i32) -> vec2<f32> {
+    let first = row + i * NEXT;
+    let a = qkv[first];
+    let b = qkv[first + APART];
+    let c = cosines[angles + i];
+    let s = sines[angles + i];
+    return vec2(a * c - b * s, b * c + a * s);
+}
+
 // Dimension d of the head at `row`, rotated where it belongs to a pair; `angles` are its position's.
 fn rotated(row: i32, d: i32, angles: i32) -> f32 {
     if (d >= 2 * TURNED) { return qkv[row + d]; }
     let pair = d / NEXT % TURNED;
-    let first = row + pair * NEXT;
-    let a = qkv[first];
-    let b = qkv[first + APART];
-    let c = cosines[angles + pair];
-    let s = sines[angles + pair];
-    return select(b * c + a * s, a * c - b * s, row + d == first);
+    let both = rotated_pair(row, pair, angles);
+    return select(both.y, both.x, d == pair * NEXT);
 }
+
+#if NORMS_LAST
+// The root of the mean square of the head at `row`, rotated.
+fn root_of(g: Group, row: i32, angles: i32) -> f32 {
+    var squares = 0.0;
+    for (var i = i32(g.lane); i < TURNED; i += WG) {
+        let pair = rotated_pair(row, i, angles);
+        squares += dot(pair, pair);
+    }
+    for (var i = 2 * TURNED + i32(g.lane); i < DIM; i += WG) { squares += qkv[row + i] * qkv[row + i]; }
+    return sqrt(group_sum(g, squares) / f32(DIM) + args.eps);
+}
+
+fn normed(value: f32, d: i32, head: i32, root: f32) -> f32 {
+    return value * select(k_norm[d], q_norm[d], head < args.heads) / root;
+}
+#else
+fn root_of(g: Group, row: i32, angles: i32) -> f32 { return 1.0; }
+
+fn normed(value: f32, d: i32, head: i32, root: f32) -> f32 { return value; }
+#endif
 
 @compute @workgroup_size(WG)
 fn rope_append(grid: Grid, g: Group) {
@@ -85,16 +123,17 @@ fn rope_append(grid: Grid, g: Group) {
     let kv_head = head - args.heads - select(0, args.kv_heads, is_value);
     let place = ((block * BLOCK + position % BLOCK) * args.kv_heads + kv_head) * (DIM / 2);
     let angles = position * TURNED;
+    let root = root_of(g, row, angles);
     if (head < args.heads) {
         for (var i = i32(g.lane); i < TURNED; i += WG) {
-            let first = row + i * NEXT;
-            let a = qkv[first];
-            let b = qkv[first + APART];
-            let c = cosines[angles + i];
-            let s = sines[angles + i];
-            qkv[first] = a * c - b * s;
-            qkv[first + APART] = b * c + a * s;
+            let first = i * NEXT;
+            let pair = rotated_pair(row, i, angles);
+            qkv[row + first] = normed(pair.x, first, head, root);
+            qkv[row + first + APART] = normed(pair.y, first + APART, head, root);
         }
+#if NORMS_LAST
+        for (var i = 2 * TURNED + i32(g.lane); i < DIM; i += WG) { qkv[row + i] = normed(qkv[row + i], i, head, root); }
+#endif
         return;
     }
     for (var i = i32(g.lane); i < DIM / 2; i += WG) {
@@ -102,7 +141,8 @@ fn rope_append(grid: Grid, g: Group) {
         if (is_value) {
             put_value(place, i, vec2(qkv[row + d], qkv[row + d + 1]));
         } else {
-            put_key(place, i, vec2(rotated(row, d, angles), rotated(row, d + 1, angles)));
+            let key = vec2(normed(rotated(row, d, angles), d, head, root), normed(rotated(row, d + 1, angles), d + 1, head, root));
+            put_key(place, i, key);
         }
     }
 #if KV_I8

@@ -10,11 +10,11 @@ import pytest
 pytestmark = pytest.mark.nightly  # SwiftShader compiles each kernel for seconds
 
 PARTS = ["ProbeTests", "LinearTests", "NormTests", "RowwiseTests", "RecurrentTests", "TransformTests"]
-PARTS += ["Int8CacheTests", "HeadTests", "TableTests", "BlockTableTests", "ExpertTests"]
+PARTS += ["EmbedderTests", "Int8CacheTests", "HeadTests", "TableTests", "BlockTableTests", "ExpertTests"]
 PARTS += ["SampleTests", "PenaltyTests", "LogprobTests", "StartTests"]
 PARTS += ["AttentionTests", "WindowTests", "LifecycleTests"]
 """Parts that pass on SwiftShader in a minute to five each. Whole models, which compile all kernels once more for each
-shape, were not run to their end; embedders and look-ahead skip, as this device offers neither."""
+shape, were not run to their end; look-ahead skips, as this device does not offer it."""
 
 
 @pytest.mark.parametrize("part", PARTS)

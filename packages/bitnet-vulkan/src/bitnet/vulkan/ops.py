@@ -17,11 +17,12 @@ from bitnet.core.gpu.fusions import Choice, Layer, NormChoice, RopeAttention
 from bitnet.core.gpu.ops import RowOps, attention_inputs, ceil_div, kv_defines, positions, power_of_two, rope_defines
 from bitnet.core.gpu.ops.group_products import GroupProducts, group_defines, in_parts
 from bitnet.core.gpu.ops.products import ProductInput, fused_products, product_defines
-from bitnet.core.gpu.ops.scaled import head_norms, norms_heads
+from bitnet.core.gpu.ops.scaled import head_norms
 from bitnet.core.gpu.ops.variants import (
     GroupScaledMatmul,
     NormedRope,
     WindowedAttention,
+    embedder_variants,
     expert_variants,
     recurrent_variants,
 )
@@ -88,7 +89,11 @@ class VulkanOps:
             **fused_products(self._decode, self._quantises),
         }
         self._table = {**self._table, **expert_variants(self._rows, hardware.shared, hardware.windows)}
-        self._table = {**self._table, **recurrent_variants(self._rows, self._table)}
+        self._table = {
+            **self._table,
+            **embedder_variants(self._rows, self._table, self.ternary_matmul),
+            **recurrent_variants(self._rows, self._table),
+        }
 
     def lowering(self) -> Lowering:
         """The lowering for :class:`bitnet.core.gpu.GpuDevice`."""
@@ -103,11 +108,14 @@ class VulkanOps:
             made.append(self._rows.launch("embed", bucket.tokens, args, defines=defines))
         return made
 
-    def ternary_matmul(self, ctx: Context, op: TernaryMatmul, bucket: Bucket) -> list[Launch]:
-        x, scale, out = ctx.tensors[op.x], ctx.tensors[op.scale], ctx.tensors[op.out]
+    def ternary_matmul(
+        self, ctx: Context, op: TernaryMatmul, bucket: Bucket, out: Buffer | None = None
+    ) -> list[Launch]:
+        """Launches of the operation, into ``out`` if given."""
+        x, scale, out = ctx.tensors[op.x], ctx.tensors[op.scale], out or ctx.tensors[op.out]
         w = ctx.ternary(op.weights)
         if w.group is not None:
-            return self._group_matmul(ctx, op, bucket)
+            return self._group_matmul(ctx, op, bucket, out)
         if self._quantises(ctx, op, bucket):
             return [self._decode(ctx, op, bucket, ProductInput(x, scale=scale), out)]
         args = (ctx.step, x, scale, w.codes, w.scales, out, np.int32(w.rows))
@@ -125,21 +133,21 @@ class VulkanOps:
         grid = (ceil_div(w.rows, TILE_N), ceil_div(bucket.tokens, TILE_M), 1)
         return [launch("ternary_matmul", grid, TILE_GROUP, args, defines | wide, entry="ternary_gemm")]
 
-    def _group_matmul(self, ctx: Context, op: TernaryMatmul, bucket: Bucket) -> list[Launch]:
+    def _group_matmul(self, ctx: Context, op: TernaryMatmul, bucket: Bucket, out: Buffer) -> list[Launch]:
         """A product of weights with scales of groups: on matrices for several tokens."""
         w, products = ctx.ternary(op.weights), GroupProducts(self._hardware.windows)
         if self._quantises(ctx, op, bucket):
             x = ProductInput(ctx.tensors[op.x], scale=ctx.tensors[op.scale])
-            return [self._decode(ctx, op, bucket, x, ctx.tensors[op.out])]
+            return [self._decode(ctx, op, bucket, x, out)]
         sizes = group_defines(w)
         fitting = matrices.group_shapes(self._hardware, sizes["GROUP"], sizes["EACH"]) if w.cols % 16 == 0 else []
         if bucket.tokens == 1 or not fitting:
-            return products.lower(ctx, op, bucket)
+            return products.lower(ctx, op, bucket, out)
         shape = matrices.shape(fitting, w.rows, bucket.tokens)
         defines = {**sizes, "ADD": int(op.add), **shape.defines}
         return [
             launch("ternary_groups_mma", shape.grid(rows, bucket.tokens), shape.group, args, defines)
-            for args, rows in products.parts(ctx, op)
+            for args, rows in products.parts(ctx, op, out)
         ]
 
     def attention(self, ctx: Context, op: Attention, bucket: Bucket) -> list[Launch]:
@@ -162,8 +170,7 @@ class VulkanOps:
         return [launch("attention", grid, self._gemv_group, args, kv_defines(ctx, op) | window)]
 
     def rope_append(self, ctx: Context, op: RopeAppend, bucket: Bucket) -> list[Launch]:
-        norms = head_norms(ctx, op, bucket) if norms_heads(op) else []
-        return [*norms, *self._rows.rope_append(ctx, op, bucket)]
+        return [*head_norms(ctx, op, bucket), *self._rows.rope_append(ctx, op, bucket)]
 
     def sample(self, ctx: Context, op: Sample, bucket: Bucket) -> list[Launch]:
         each = max(ctx.shape(op.logits)[1] // SAMPLE_EACH, 64)
@@ -183,7 +190,7 @@ class VulkanOps:
         if bucket.tokens > 1:
             return None
         made = self._attention_decode(ctx, group.attention, bucket, group.rope)
-        return [*head_norms(ctx, group.rope, bucket), *made] if made and norms_heads(group.rope) else made
+        return [*head_norms(ctx, group.rope, bucket), *made] if made else made
 
     def _quantises(self, ctx: Context, op: TernaryMatmul, bucket: Bucket) -> bool:
         """Whether ternary_decode or ternary_groups_decode takes a product: of one token that fits shared memory, beside

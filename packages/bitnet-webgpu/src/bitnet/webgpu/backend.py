@@ -12,9 +12,11 @@ from typing import TYPE_CHECKING
 from bitnet.core.errors import DeviceUnavailableError
 from bitnet.core.gpu.probing import denied_nodes, device_nodes, devices_found, no_permission
 from bitnet.core.hal import (
+    EMBEDDERS,
     EXPERTS,
     KERNEL_FEATURES,
     PREPARES,
+    ROTATED_NORMS,
     STATES,
     WINDOWS,
     Backend,
@@ -133,7 +135,7 @@ def _info(adapter: wgpu.GPUAdapter, index: int) -> DeviceInfo:
         vendor=info["vendor"] or f"{info['vendor_id']:04x}",
         type=TYPES.get(info["adapter_type"], DeviceType.VIRTUAL),
         driver_version=info["description"],
-        features=(*found, *KERNEL_FEATURES, STATES, EXPERTS, WINDOWS, PREPARES),
+        features=(*found, *KERNEL_FEATURES, STATES, EXPERTS, WINDOWS, EMBEDDERS, ROTATED_NORMS, PREPARES),
         details={"api": info["backend_type"], **{name: str(limits[name]) for name in shown}},
     )
 

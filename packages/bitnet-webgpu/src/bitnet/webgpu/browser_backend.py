@@ -11,9 +11,11 @@ from pyodide.ffi import JsException, can_run_sync, run_sync
 from bitnet.core.errors import DeviceUnavailableError
 from bitnet.core.gpu import GpuDevice
 from bitnet.core.hal import (
+    EMBEDDERS,
     EXPERTS,
     KERNEL_FEATURES,
     PREPARES,
+    ROTATED_NORMS,
     STATES,
     WINDOWS,
     Device,
@@ -77,7 +79,16 @@ class BrowserBackend:
             description=f"{described} (browser)",
             vendor=info.vendor,
             type=DeviceType.CPU if emulated else DeviceType.INTEGRATED,
-            features=(*sorted(features_of(self._adapter)), *KERNEL_FEATURES, STATES, EXPERTS, WINDOWS, PREPARES),
+            features=(
+                *sorted(features_of(self._adapter)),
+                *KERNEL_FEATURES,
+                STATES,
+                EXPERTS,
+                WINDOWS,
+                EMBEDDERS,
+                ROTATED_NORMS,
+                PREPARES,
+            ),
             details={ours: str(getattr(self._adapter.limits, theirs)) for ours, theirs in LIMITS.items()},
         )
         return ProbeResult(ProbeStatus.OK, [found])

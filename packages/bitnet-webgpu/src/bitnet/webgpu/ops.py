@@ -17,11 +17,12 @@ from bitnet.core.gpu.fusions import NormHead, RopeAttention, RopeAttentionProduc
 from bitnet.core.gpu.ops import RowOps, attention_inputs, ceil_div, kv_defines, positions, power_of_two, rope_defines
 from bitnet.core.gpu.ops.group_products import in_parts
 from bitnet.core.gpu.ops.products import NORM, fused_products, normed
-from bitnet.core.gpu.ops.scaled import head_norms, norms_heads
+from bitnet.core.gpu.ops.scaled import head_norms
 from bitnet.core.gpu.ops.variants import (
     GroupScaledMatmul,
     NormedRope,
     WindowedAttention,
+    embedder_variants,
     expert_variants,
     recurrent_variants,
 )
@@ -110,7 +111,8 @@ class WebGPUOps:
             **expert_variants(self._rows, self._shared, self._windows),
         }
         self._recurrent = recurrent_variants(self._rows, self._table)
-        self._table = {**self._table, **self._recurrent, DeltaRule: self.delta_rule}
+        embedder = embedder_variants(self._rows, self._table, self._products.ternary_matmul)
+        self._table = {**self._table, **embedder, **self._recurrent, DeltaRule: self.delta_rule}
 
     def lowering(self) -> Lowering:
         """The lowering for :class:`bitnet.core.gpu.GpuDevice`."""
@@ -127,7 +129,7 @@ class WebGPUOps:
         return made
 
     def rope_append(self, ctx: Context, op: RopeAppend, bucket: Bucket) -> list[Launch]:
-        return [*_head_norms(ctx, op, bucket), *self._rows.rope_append(ctx, op, bucket)]
+        return [*head_norms(ctx, op, bucket), *self._rows.rope_append(ctx, op, bucket)]
 
     def delta_rule(self, ctx: Context, op: DeltaRule, bucket: Bucket) -> list[Launch]:
         """The shared launch, whose kernel is also told how many rows of a column an invocation has."""
@@ -276,7 +278,7 @@ class WebGPUOps:
         self, ctx: Context, op: Attention, bucket: Bucket, rope: RopeAppend | None, unmerged: Buffer | None = None
     ) -> list[Launch]:
         """Its launches; those of a fused program leave the merging of parts to the reader of ``unmerged``."""
-        norms = _head_norms(ctx, rope, bucket) if rope else []
+        norms = head_norms(ctx, rope, bucket) if rope else []
         defines, splits, team = kv_defines(ctx, op), self._splits(op, bucket), self._team(op)
         parts = unmerged or self._parts(ctx, op, bucket, splits)
         share = ceil_div(ceil_div(_seen(op, bucket), SPLIT_CONTEXT), splits) * SPLIT_CONTEXT
@@ -305,8 +307,3 @@ class WebGPUOps:
 def _seen(op: Attention, bucket: Bucket) -> int:
     """Maximum positions that a token attends to."""
     return min(bucket.context, op.window or bucket.context)
-
-
-def _head_norms(ctx: Context, op: RopeAppend, bucket: Bucket) -> list[Launch]:
-    """The norms of heads that come before a rotation, if the model has them."""
-    return head_norms(ctx, op, bucket) if norms_heads(op) else []

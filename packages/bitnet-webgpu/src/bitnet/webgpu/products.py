@@ -73,14 +73,17 @@ class Products:
     def __init__(self, windows: Windows, shared: int, largest: int) -> None:
         self._windows, self._shared, self._binding = windows, shared, largest
 
-    def ternary_matmul(self, ctx: Context, op: TernaryMatmul, bucket: Bucket) -> list[Launch]:
-        """A product of few tokens reads each weight once for up to 8 of them; one of many goes by tiles."""
+    def ternary_matmul(
+        self, ctx: Context, op: TernaryMatmul, bucket: Bucket, out: Buffer | None = None
+    ) -> list[Launch]:
+        """A product of few tokens reads each weight once for up to 8 of them; one of many goes by tiles.
+        Into ``out`` if given."""
         w = ctx.ternary(op.weights)
         few = bucket.tokens <= FEW_TOKENS[w.group is not None]
         shape = self._few(w, bucket.tokens) if few else self._tiled(w, bucket.tokens)
         if shape is None:
-            return GroupProducts(self._windows).lower(ctx, op, bucket)
-        x, out = (ctx.tensors[op.x], ctx.tensors[op.scale]), ctx.tensors[op.out]
+            return GroupProducts(self._windows).lower(ctx, op, bucket, out)
+        x, out = (ctx.tensors[op.x], ctx.tensors[op.scale]), out or ctx.tensors[op.out]
         launches = []
         for codes, first, rows in self._windows(w.codes, w.rows):
             sizes = (np.uint32(n) for n in (w.cols, rows, first, w.rows))

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from bitnet.core.gpu.context import Bucket, Context, Dispatch
-from bitnet.core.gpu.drivers.interface import Arg, Launch, launch
+from bitnet.core.gpu.drivers.interface import Arg, Buffer, Launch, launch
 from bitnet.core.gpu.drivers.windows import Windows, in_two
 from bitnet.core.gpu.ops.rows import ceil_div, next_power_of_two, power_of_two
 from bitnet.core.gpu.ops.scaled import group_layout
@@ -43,13 +43,13 @@ class GroupProducts:
 
     windows: Windows
 
-    def lower(self, ctx: Context, op: TernaryMatmul, bucket: Bucket) -> list[Launch]:
-        """A product of few tokens reads each weight once; one of many tokens is tiled."""
+    def lower(self, ctx: Context, op: TernaryMatmul, bucket: Bucket, out: Buffer | None = None) -> list[Launch]:
+        """A product of few tokens reads each weight once; one of many tokens is tiled. Into ``out`` if given."""
         w = ctx.ternary(op.weights)
         shape = group_defines(w) | {"ADD": int(op.add), "WIDE": int(w.cols % 16 == 0)}
         few = _few(w, shape["EACH"], bucket.tokens)
         made = []
-        for args, rows in self.parts(ctx, op):
+        for args, rows in self.parts(ctx, op, out or ctx.tensors[op.out]):
             if bucket.tokens <= FEW_TOKENS:
                 across = in_two(ceil_div(rows, GROUP // few["LANES"] * few["HELD"]))
                 grid = (*across, ceil_div(bucket.tokens, few["TOKENS"]))
@@ -62,12 +62,12 @@ class GroupProducts:
                 made.append(launch("ternary_groups_tiled", grid, TILE_GROUP, args, shape | tile))
         return made
 
-    def parts(self, ctx: Context, op: TernaryMatmul) -> Iterator[tuple[tuple[Arg, ...], int]]:
+    def parts(self, ctx: Context, op: TernaryMatmul, out: Buffer) -> Iterator[tuple[tuple[Arg, ...], int]]:
         """The arguments of any kernel of such a product, for each part of the weights, and the part's rows."""
         w, x = ctx.ternary(op.weights), (ctx.tensors[op.x], ctx.tensors[op.scale])
         for codes, first, rows in self.windows(w.codes, w.rows):
             sizes = (np.uint32(n) for n in (rows, first, w.rows))
-            yield (ctx.step, *x, codes, w.scales, ctx.tensors[op.out], *sizes), rows
+            yield (ctx.step, *x, codes, w.scales, out, *sizes), rows
 
 
 def in_parts(windows: Windows) -> Dispatch:
