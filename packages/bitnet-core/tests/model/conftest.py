@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
+from bitnet.core.devices import registry
 from bitnet.core.gguf import GGMLType, TensorSource, i2s_bytes, write_gguf
+from bitnet.core.hal import DeviceInfo
 from bitnet.core.model import ModelFile, open_model
 from bitnet.core.text.words import byte_characters
 
@@ -84,6 +86,15 @@ class Tiny:
 
     def open(self, **options: Any) -> ModelFile:
         return open_model(self.write(), **options)
+
+
+@pytest.fixture(scope="session")
+def gpus() -> Sequence[DeviceInfo]:
+    """Devices of the other backends; none: the test is skipped."""
+    found = [info for report in registry.list_devices() if report.name != "cpu" for info in report.probe.devices]
+    if not found:
+        pytest.skip("no other backend has a device")
+    return found
 
 
 @pytest.fixture

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -17,7 +17,7 @@ from bitnet.core.engine.setup import refusals
 from bitnet.core.errors import ModelFileError
 from bitnet.core.gguf import GGMLType, TensorSource
 from bitnet.core.gguf.blocks import encode_blocks
-from bitnet.core.hal import Limits, RopeAppend, TernaryWeight
+from bitnet.core.hal import ROTATED_NORMS, DeviceInfo, KVDtype, Limits, RopeAppend, TernaryWeight
 from bitnet.core.model import open_model
 from bitnet.core.model.convert import convert_model
 from bitnet.core.model.hf_config import HFConfig
@@ -110,6 +110,25 @@ def test_devices_agree_and_the_order_counts(hunyuan: HunYuan) -> None:
     hunyuan.metadata.clear()
     hunyuan.metadata |= metadata | {"general.architecture": "qwen3"}
     assert answers(hunyuan.tiny.write(), "cpu") != found
+
+
+@pytest.mark.nightly(unless_changed=("kernels", "packages/bitnet-core/src/bitnet/core/gpu"))
+@pytest.mark.parametrize("kv_dtype", ["f16", "i8"])
+def test_gpus_agree(hunyuan: HunYuan, gpus: Sequence[DeviceInfo], kv_dtype: KVDtype) -> None:
+    """The CPU's tokens, in deterministic mode, on every device that has the operation."""
+    prompts = [np.random.default_rng().integers(0, 256, length).tolist() for length in (1, 5, 12, 20, 33, 40)]
+    path = hunyuan.tiny.write()
+
+    def answers(device: str) -> list[list[int]]:
+        with load_model(path, device=device, kv_dtype=kv_dtype, deterministic=True) as model:
+            completed = model.generate_batch(prompts, max_tokens=5, temperature=0, ignore_eos=True)
+        return [list(answer.tokens) for answer in completed]
+
+    expected = answers("cpu")
+    for info in gpus:
+        if ROTATED_NORMS in info.features:
+            same = [a == b for a, b in zip(expected, answers(info.name), strict=True)]
+            assert sum(same) >= 5, (info.name, same)
 
 
 @pytest.mark.parametrize("name", ["attn_q_norm", "attn_k_norm"])

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -13,7 +13,7 @@ from bitnet.core import load_embedder
 from bitnet.core.cli import main
 from bitnet.core.engine.setup import refusals
 from bitnet.core.errors import ModelFileError
-from bitnet.core.hal import Limits, NormQuant, NormTokens, TernaryMatmul
+from bitnet.core.hal import EMBEDDERS, DeviceInfo, KVDtype, Limits, NormQuant, NormTokens, TernaryMatmul
 from bitnet.core.model.program import build_program
 from bitnet.core.reference.device import NUMPY_INFO
 
@@ -110,6 +110,23 @@ def test_devices_agree_and_every_norm_counts(embedding: Any) -> None:
         with load_embedder(embedding.write(), device="cpu", kv_dtype="f32") as embedder:
             assert np.median((embedder.embed(texts) * before).sum(axis=1)) < 0.9999, name
         embedding.tensors[f"{name}.weight"] = kept
+
+
+@pytest.mark.nightly(unless_changed=("kernels", "packages/bitnet-core/src/bitnet/core/gpu"))
+@pytest.mark.parametrize("kv_dtype", ["f32", "i8"])
+def test_gpus_agree(embedding: Any, gpus: Sequence[DeviceInfo], kv_dtype: KVDtype) -> None:
+    """The CPU's vectors, of texts of any length, on every device that has the operations."""
+    rng, path = np.random.default_rng(), embedding.write()
+    texts = [rng.integers(0, 256, length).tolist() for length in (1, 2, 5, 9, 17, 33, 40)]
+
+    def vectors(device: str) -> Any:
+        with load_embedder(path, device=device, kv_dtype=kv_dtype) as embedder:
+            return embedder.embed(texts)
+
+    expected = vectors("cpu")
+    for info in gpus:
+        if EMBEDDERS in info.features:
+            assert np.median((vectors(info.name) * expected).sum(axis=1)) >= 0.9999, info.name
 
 
 @pytest.mark.parametrize("name", INPUTS)
