@@ -4,15 +4,20 @@
 #define PAIRS (DIM / 2) /* of a head that are rotated; the elements after them stay */
 #endif
 
+// Both elements of pair i of a head, rotated.
+inline float2 rotated_pair(device const float *head, device const float *cosines, device const float *sines, int position, int i) {
+    ulong angle = ulong(position) * PAIRS + ulong(i);
+    float c = cosines[angle], s = sines[angle], a = head[NEOX ? i : 2 * i], b = head[NEOX ? i + PAIRS : 2 * i + 1];
+    return float2(a * c - b * s, b * c + a * s);
+}
+
 // Element i of a rotated head.
 inline float rotated(device const float *head, device const float *cosines, device const float *sines, int position, int i) {
     if (i >= 2 * PAIRS) return head[i];
     int pair = NEOX ? i % PAIRS : i / 2;
     bool second = NEOX ? i >= PAIRS : i % 2 == 1;
-    ulong angle = ulong(position) * PAIRS + ulong(pair);
-    float c = cosines[angle], s = sines[angle];
-    float a = head[NEOX ? pair : 2 * pair], b = head[NEOX ? pair + PAIRS : 2 * pair + 1];
-    return second ? b * c + a * s : a * c - b * s;
+    float2 both = rotated_pair(head, cosines, sines, position, pair);
+    return second ? both.y : both.x;
 }
 
 #if KV_I8

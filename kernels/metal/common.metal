@@ -125,6 +125,8 @@ inline float act(float g) {
 #if RELU2
     float r = fmax(g, 0.0f);
     return r * r;
+#elif GELU
+    return g / (1.0f + precise::exp(-1.5957691216f * g * (1.0f + 0.044715f * g * g)));  // (1 + tanh(z)) / 2 = sigmoid(2z)
 #else
     return g / (1.0f + precise::exp(-g));
 #endif

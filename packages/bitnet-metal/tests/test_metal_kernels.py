@@ -11,7 +11,9 @@ import numpy as np
 import pytest
 from metal_steps import BLOCK, OWN, Array, Steps, packed, poisoned, run
 
+from bitnet.core.gpu.ops.rows import activation_defines
 from bitnet.core.hal import Adjustment, HeaderWord, Logprobs, SamplingParams
+from bitnet.core.hal.program import Activation
 from bitnet.core.testing import draws, oracle
 from bitnet.core.testing.logprobs import check as check_logprobs
 from bitnet.core.testing.penalties import exactly_adjusted, random_biases, random_marks
@@ -70,16 +72,16 @@ def test_norm_quant(rng: np.random.Generator, norm: int, dim: int) -> None:
     quantised(out, scale, sums, oracle.rms_norm(x[:3], weight if norm else None, 1e-5), 3)
 
 
-@pytest.mark.parametrize("relu2", [0, 1])
+@pytest.mark.parametrize("activation", ["relu2", "silu", "gelu_tanh"])
 @pytest.mark.parametrize("norm", [0, 1])
-def test_glu_norm_quant(rng: np.random.Generator, relu2: int, norm: int) -> None:
+def test_glu_norm_quant(rng: np.random.Generator, activation: Activation, norm: int) -> None:
     dim = 132
     step = Steps(rng, [(2, 2)])
     x, weight = rng.standard_normal((4, 2 * dim)).astype(np.float32) * 4, rng.random(dim, np.float32) + 0.5
     out, scale, sums = poisoned((4, dim), np.int8), poisoned((4,)), poisoned((4,), np.int32)
     arguments = (step.words, x, weight if norm else x, 1e-6, out, scale, sums, dim, poisoned((4, dim)))
-    run("glu_norm_quant", {"WG": WG, "NORM": norm, "RELU2": relu2}, (4,), WG, *arguments)
-    y = oracle.glu(x[:2], "relu2" if relu2 else "silu")
+    run("glu_norm_quant", {"WG": WG, "NORM": norm, **activation_defines(activation)}, (4,), WG, *arguments)
+    y = oracle.glu(x[:2], activation)
     quantised(out, scale, sums, oracle.rms_norm(y, weight if norm else None, 1e-6), 2)
 
 
@@ -94,6 +96,24 @@ def test_norm_rows_and_row_sums(rng: np.random.Generator) -> None:
     run("row_sums", {"WG": WG, "COLS": 148}, (6,), WG, step.words, codes, sums)
     assert (sums[:4] == codes[:4].astype(np.int64).sum(axis=1)).all()
     assert (sums[4:] == -1).all()
+
+
+@pytest.mark.parametrize("add", [0, 1])
+def test_norm_values_and_put_columns(rng: np.random.Generator, add: int) -> None:
+    step, dim = Steps(rng, [(3, 3)]), 132
+    x, weight = rng.standard_normal((4, dim)).astype(np.float32), rng.random(dim, np.float32) + 0.5
+    out, wide = poisoned((4, dim)), rng.standard_normal((4, dim + 9)).astype(np.float32)
+    exact, before = oracle.rms_norm(x[:3], weight, 1e-5), wide.copy()
+    if add:
+        out[:3] = rng.standard_normal((3, dim))
+        exact = exact + out[:3]
+    constants = {"WG": WG, "ADD": add}
+    run("norm_values", constants | {"NORM": 1}, (4,), WG, step.words, x, weight, 1e-5, out, dim)
+    near(out[:3], exact, 1e-6)
+    assert np.isnan(out[3]).all()
+    run("put_columns", constants, (4,), WG, step.words, x, wide, dim, dim + 9, 4)
+    before[:3, 4 : 4 + dim] = x[:3] + (before[:3, 4 : 4 + dim] if add else 0)
+    assert (wide == before).all()
 
 
 def test_quantize(rng: np.random.Generator) -> None:
@@ -254,15 +274,19 @@ def test_attention_prefill(rng: np.random.Generator, heads: int, kv_heads: int, 
         a.check()
 
 
+@pytest.mark.parametrize("normed", [False, True])
 @pytest.mark.parametrize(("neox", "kv"), [(0, "f32"), (1, "f16"), (0, "i8"), (1, "i8")])
-def test_rope_append(rng: np.random.Generator, neox: int, kv: Kind) -> None:
+def test_rope_append(rng: np.random.Generator, neox: int, kv: Kind, normed: bool) -> None:
     a = Attention(rng, [(3, 9), (2, 2)], heads=3, kv_heads=1, dim=20, kv=kv, neox=neox)
-    before = a.qkv.copy()
-    defines = {"WG": 32, **a.defines, "NEOX": neox}
-    run("rope_append", defines, (6, 5), 32, a.step.words, *a.step.positions, a.qkv, a.k, a.v, a.cos, a.sin, 3, 1)
+    before, (of_q, of_k) = a.qkv.copy(), rng.random((2, 20), np.float32) + 0.5
+    defines = {"WG": 32, **a.defines, "NEOX": neox} | ({"NORMS_LAST": 1} if normed else {})
+    arguments = (a.step.words, *a.step.positions, a.qkv, a.k, a.v, a.cos, a.sin, 3, 1)
+    run("rope_append", defines, (6, 5), 32, *arguments, *((of_q, of_k, 1e-5) if normed else ()))
     for m, (s, p) in enumerate(a.step.where):
-        near(a.qkv[m, :3], a.rotated[m], 1e-6)
+        queries = oracle.rms_norm(a.rotated[m], of_q, 1e-5) if normed else a.rotated[m]
+        near(a.qkv[m, :3], queries, 1e-6)
         key = oracle.rotate(before[m, 3:4], a.cos[p], a.sin[p], STYLES[neox])
+        key = oracle.rms_norm(key, of_k, 1e-5) if normed else key
         k, v = a.stored(s, p)
         if kv == "i8":
             near(k, key, 0.501 / 127)

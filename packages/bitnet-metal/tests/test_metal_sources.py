@@ -16,13 +16,15 @@ BASE = {
     "TOKENS": 2, "INPUT": 0, "GLU": 1, "ADD": 0, "LANES": 32, "EACH": 2, "HEAD_GROUP": 4, "ROPE": 1, "NEOX": 1,
     "TX": 16, "TY": 16, "EACH_M": 2, "GROUP": 64, "HELD": 2, "TAPS": 4, "D_K": 20, "D_V": 36, "HEADS": 4, "K_HEADS": 2,
     "TILED": 1, "COLUMNS": 32, "PARTS": 8, "HEAD": 64, "SILU": 1, "UNTILE": 2, "SIGNS": 1, "ROWS": 1,
-    "EXPERTS": 40,
+    "EXPERTS": 40, "NORMS_LAST": 1, "GELU": 0,
 }  # fmt: skip
 OTHER = {
     "WEIGHT_F16": 0,
     "KV_F16": 0,
     "NORM": 0,
     "RELU2": 0,
+    "NORMS_LAST": 0,
+    "GELU": 1,
     "TOKENS": 1,
     "INPUT": 2,
     "GLU": 0,

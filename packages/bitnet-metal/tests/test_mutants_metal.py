@@ -1,5 +1,5 @@
-"""Defects of the kernels for recurrent layers, transforms, mixtures of experts and windows, which the conformance suite
-must catch on the test library (``objc_on_cpu``)."""
+"""Defects of the kernels for recurrent layers, transforms, mixtures of experts, windows and models for embeddings,
+which the conformance suite must catch on the test library (``objc_on_cpu``)."""
 
 from __future__ import annotations
 
@@ -84,10 +84,25 @@ EXPERTS = (
     Mutant("decoding from the first position on", "begin = seen + split * span;", "begin = split * span;", DECODE),
     Mutant("up is not limited", "up > limit ? limit : up < -limit ? -limit : up", "up", "test_glu_of_several and 0.5"),
 )
+LATE, PART = "test_norms_after_the_rotation and f16", "test_norms_after_the_rotation_of_a_part and 12 and f16"
+TAIL, REST = "squares += row[i] * row[i];", "row[i] = NORMED(row[i], i);"
+COLUMNS, TOKENS, GELU = "test_products_fill and added", "test_norm_tokens and added", "test_gelu"
+EMBEDDERS = (
+    Mutant("norms last: those of q for keys", "head < heads ? q_norm : k_norm;", "q_norm;", LATE),
+    Mutant("norms last: a pair's second element", "squares += dot(pair, pair);", "squares += pair.x * pair.x;", LATE),
+    Mutant("norms last: what is not rotated counts, too", TAIL, "", PART),
+    Mutant("norms last: what is not rotated is normed, too", REST, "", PART),
+    Mutant("columns: from the first on", "ulong(first + i);", "ulong(i);", COLUMNS),
+    Mutant("columns: results in place of sums", "out[to] = before + value;", "out[to] = value;", COLUMNS),
+    Mutant("norm_tokens: rows in place of sums", "(k)] = before + value;", "(k)] = value;", TOKENS),
+    Mutant("GELU: without the cube", "0.044715f", "0.0f", GELU),
+)
 
 
 @pytest.mark.nightly
-@pytest.mark.parametrize("mutant", [*RECURRENT, *EXPERTS], ids=lambda mutant: mutant.defect.replace(" ", "-"))
+@pytest.mark.parametrize(
+    "mutant", [*RECURRENT, *EXPERTS, *EMBEDDERS], ids=lambda mutant: mutant.defect.replace(" ", "-")
+)
 def test_a_defect_is_caught(mutant: Mutant, tmp_path: Path, require_device: Callable[[str, str | None], None]) -> None:
     absent = "the test library is for Linux" if sys.platform != "linux" else None
     require_device("metal-test-library", absent or (None if find_spec("ziglang") else "ziglang is not installed"))

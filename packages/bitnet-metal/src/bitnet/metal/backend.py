@@ -10,9 +10,11 @@ from typing import TYPE_CHECKING
 
 from bitnet.core.errors import DeviceError, DeviceLostError, DeviceUnavailableError, OutOfMemoryError
 from bitnet.core.hal import (
+    EMBEDDERS,
     EXPERTS,
     KERNEL_FEATURES,
     PREPARES,
+    ROTATED_NORMS,
     STATES,
     WINDOWS,
     Device,
@@ -205,7 +207,7 @@ def _info(objc: Objc, device: int, name: str, index: str, system: System) -> Dev
         type=DeviceType.VIRTUAL if virtual else DeviceType.INTEGRATED,
         memory=int(objc.send(device, "recommendedMaxWorkingSetSize")),
         driver_version=f"macOS {_text(system.version)} ({system.build})",
-        features=("f16", *KERNEL_FEATURES, STATES, EXPERTS, WINDOWS, PREPARES),
+        features=("f16", *KERNEL_FEATURES, STATES, EXPERTS, WINDOWS, ROTATED_NORMS, EMBEDDERS, PREPARES),
     )
     return marked(info)
 

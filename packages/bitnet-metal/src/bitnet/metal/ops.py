@@ -38,7 +38,7 @@ class MetalProducts(Products):
     def _groups(
         self, ctx: Context, op: TernaryMatmul, bucket: Bucket, source: ProductInput, out: Buffer, *, activation: str
     ) -> Launch:
-        (launch,) = group_product(ctx, op, bucket)
+        (launch,) = group_product(ctx, op, bucket, out)
         return launch
 
     def _lanes(self, w: TernaryBuffer, times: int = 1) -> int:
