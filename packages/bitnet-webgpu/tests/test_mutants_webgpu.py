@@ -1,5 +1,5 @@
-"""Defects of the kernels for recurrent layers, transforms, mixtures of experts and windows, which the conformance suite
-must catch."""
+"""Defects of the kernels for recurrent layers, transforms, mixtures of experts, windows, embedders and norms of heads
+after their rotation, which the conformance suite must catch."""
 
 from __future__ import annotations
 
@@ -81,8 +81,38 @@ EXPERTS = (
 )
 
 
+NORM_TOKENS, COLUMNS, GELU = "test_norm_tokens and added", "test_products_fill_some_columns and 33", "test_gelu"
+LAST, TAIL = (
+    "test_norms_after_the_rotation and i8 and not part",
+    "test_norms_after_the_rotation_of_a_part and f16 and 12",
+)
+ROW, TURNED = "m * args.width + args.first + i", "dot(pair, pair)"
+UNTURNED = "(qkv[row + 2 * i] * qkv[row + 2 * i] + qkv[row + 2 * i + 1] * qkv[row + 2 * i + 1])"
+GAIN, REST = (
+    "select(k_norm[d], q_norm[d], head < args.heads)",
+    "{ qkv[row + i] = normed(qkv[row + i], i, head, root); }",
+)
+EMBEDDERS = (
+    Mutant("norms of tokens: replaced", "out[row + i] += bitcast", "out[row + i] = bitcast", NORM_TOKENS),
+    Mutant("columns: from 0 on", ROW, ROW.replace(" + args.first", ""), COLUMNS),
+    Mutant("columns: the last is not there", "i < args.columns; i += WG", "i < args.columns - 1; i += WG", COLUMNS),
+    Mutant("columns: replaced", "out[to] += value;", "out[to] = value;", f"{COLUMNS} and added"),
+    Mutant("GELU as SiLU", "-1.5957691216 * gate * (1.0 + 0.044715 * gate * gate)", "-gate", GELU),
+    Mutant("norms last: of keys by q's weights", GAIN, "q_norm[d]", LAST),
+    Mutant("norms last: none of q", "= normed(pair.y, first + APART, head, root);", "= pair.y;", LAST),
+    Mutant(
+        "norms last: none of keys", "normed(rotated(row, d, angles), d, head, root)", "rotated(row, d, angles)", LAST
+    ),
+    Mutant("norms last: before it turns", TURNED, UNTURNED, TAIL),
+    Mutant("norms last: of a part", "i < DIM; i += WG) { squares += q", "false; i++) { squares += q", TAIL),
+    Mutant("norms last: q's tail is left out", REST, "{}", TAIL),
+)
+
+
 @pytest.mark.nightly
-@pytest.mark.parametrize("mutant", [*RECURRENT, *EXPERTS], ids=lambda mutant: mutant.defect.replace(" ", "-"))
+@pytest.mark.parametrize(
+    "mutant", [*RECURRENT, *EXPERTS, *EMBEDDERS], ids=lambda mutant: mutant.defect.replace(" ", "-")
+)
 def test_a_defect_is_caught(mutant: Mutant, tmp_path: Path, require_device: Callable[[str, str | None], None]) -> None:
     found = BACKEND.probe()
     require_device("webgpu:0", None if found.devices else found.reason or "there is no WebGPU device")
