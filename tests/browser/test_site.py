@@ -156,7 +156,8 @@ def test_a_started_site_works_without_a_connection(built_site: Path, page: Page)
     with serving(built_site) as server:
         page.goto(f"{server.address}?device=cpu")
         start(page)
-        count = "async () => (await (await caches.open((await caches.keys())[0])).keys()).length"
+        own = 'async () => await caches.open((await caches.keys()).find((name) => name.startsWith("bitnet-site")))'
+        count = f"async () => (await (await ({own})()).keys()).length"
         script = (built_site / "sw.js").read_text(encoding="utf-8").splitlines()[1]
         files = json.loads(script.removeprefix("const FILES = ").removesuffix(";"))
         for _ in range(SECONDS):
@@ -168,6 +169,56 @@ def test_a_started_site_works_without_a_connection(built_site: Path, page: Page)
     expect(page.locator("dialog.start")).to_have_count(1)
     expect(page.locator("dialog.start")).to_have_count(0, timeout=SECONDS * 1000)
     ask(page)
+
+
+SPOIL = """async ([kind, bytes]) => {
+  const cache = await caches.open((await caches.keys()).find((name) => name.startsWith("bitnet-start")));
+  const [request] = (await cache.keys()).filter(({ url }) => url.includes(kind));
+  const { headers } = await cache.match(request);
+  await cache.put(request, new Response(new Uint8Array(bytes), { headers }));
+}"""
+"""Another file in the place of one that was made."""
+MADE = """async () => {
+  const name = (await caches.keys()).find((name) => name.startsWith("bitnet-start"));
+  return name ? (await (await caches.open(name)).keys()).length : 0;
+}"""
+"""How many files are made for the next start."""
+
+
+@pytest.mark.nightly  # starts Pyodide five times
+@pytest.mark.parametrize("spoilt", ["snapshot", "bytecode"])
+def test_the_next_start_uses_what_the_first_one_made(built_site: Path, page: Page, spoilt: str) -> None:
+    """And what cannot be used is made again."""
+    workers: list[str] = []
+    page.on("worker", lambda worker: workers.append(worker.url.rsplit("/", 1)[-1]))
+
+    def count(wanted: int) -> None:
+        for _ in range(SECONDS):
+            if page.evaluate(MADE) == wanted:
+                return
+            page.wait_for_timeout(1000)
+        raise AssertionError(f"{page.evaluate(MADE)} are kept, not {wanted}")
+
+    def come_again(address: str) -> None:
+        page.goto(address)
+        expect(page.locator("dialog.start")).to_have_count(1)
+        expect(page.locator("dialog.start")).to_have_count(0, timeout=SECONDS * 1000)
+
+    with serving(built_site) as server:
+        address = f"{server.address}?device=cpu"
+        page.goto(address)
+        start(page)
+        assert page.evaluate(MADE) == 0
+        ask(page)
+        count(2)
+        come_again(address)
+        ask(page)
+        assert workers == ["worker.js", "keep.js", "worker.js"]
+        page.evaluate(SPOIL, [spoilt, [0] * 65536])
+        come_again(address)
+        assert page.evaluate(MADE) == 0
+        ask(page)
+        count(2)
 
 
 @pytest.mark.nightly  # starts Pyodide

@@ -151,7 +151,7 @@ class Start {
     this.element.close();
     this.element.remove();
     answerWith(this.engine);
-    keepOffline().catch(() => {}); // the page works without it, while there is a connection
+    keepOffline().then(() => this.engine.call("keep")).catch(() => {}); // the page works without it, while there is a connection
   }
 }
 

@@ -1,6 +1,7 @@
 // The engine: Python with bitnet and its server, in a worker. Messages are `{id, type, …}`; answers carry the same id.
 
-import { loadPyodide } from "./pyodide/pyodide.mjs";
+import { loadPyodide, version } from "./pyodide/pyodide.mjs";
+import * as kept from "./kept.js";
 import * as store from "./store.js";
 
 const HERE = new URL("./", import.meta.url);
@@ -8,7 +9,34 @@ const MODELS = "/models";
 
 let python = null;
 let engine = null;
+let found = null; // what an earlier start kept
+let keeps = false; // whether the next start's work is done ahead, once an answer has been given
 const controllers = new Map(); // of requests that can be aborted, by id
+
+/** Loads Python with what an earlier start kept, or from its files; resolves to the server's module. */
+async function prepare(archive, id) {
+  python = await loadPyodide({ indexURL: new URL("pyodide/", HERE).href, ...(found && { _loadSnapshot: found.snapshot }) });
+  if (found) python.runPython("import random; random.seed()"); // or each start would draw the same numbers
+  tell(id, "numpy");
+  await python.loadPackage("numpy", { messageCallback() {}, errorCallback: console.error });
+  tell(id, "packages");
+  python.unpackArchive(await archive, "zip", { extractDir: "/packages" });
+  if (found) python.unpackArchive(found.bytecode, "zip", { extractDir: "/" });
+  python.FS.mkdir(MODELS);
+  await mount();
+  python.runPython("import sys; sys.path.insert(0, '/packages')");
+  return python.pyimport("bitnet.server.web.engine");
+}
+
+/** Has a worker make what the next start uses, once. */
+function keepForNext() {
+  if (!keeps) return;
+  keeps = false;
+  const [files, modules] = python.pyimport("bitnet.server.web.bytecode").loaded().toJs();
+  const maker = new Worker(new URL("keep.js", HERE), { type: "module" });
+  maker.addEventListener("error", (event) => event.preventDefault()); // then the next start is as slow as this one
+  maker.postMessage({ files, modules });
+}
 
 /** Says how far something is: `{stage, done, total}`; the last two may be missing. */
 const tell = (id, stage, done, total) => postMessage({ id, type: "progress", stage, done, total });
@@ -46,22 +74,25 @@ const work = {
   /** Loads Python and the server. */
   async start({ device, context }, id) {
     tell(id, "python");
-    const indexURL = new URL("pyodide/", HERE).href;
     const archive = fetch(new URL("packages.zip", HERE)).then((response) => {
       if (!response.ok) throw new Error(`packages.zip answered with HTTP status ${response.status}.`);
       return response.arrayBuffer();
     });
     archive.catch(() => {}); // awaited below
-    python = await loadPyodide({ indexURL });
-    tell(id, "numpy");
-    await python.loadPackage("numpy", { messageCallback() {}, errorCallback: console.error });
-    tell(id, "packages");
-    python.unpackArchive(await archive, "zip", { extractDir: "/packages" });
-    python.FS.mkdir(MODELS);
-    await mount();
-    python.runPython("import sys; sys.path.insert(0, '/packages')");
-    const module = python.pyimport("bitnet.server.web.engine");
+    found = (await kept.any().catch(() => false)) ? await kept.find(version, await archive).catch(() => null) : null;
+    const module = await prepare(archive, id).catch(async (error) => {
+      if (!found) throw error;
+      found = null; // what was kept is of no use
+      await kept.forget();
+      return prepare(archive, id);
+    });
+    found &&= {}; // what it held is Python's now
     engine = module.Engine(MODELS, device ?? null, context ?? null, (done, total) => tell(0, "kernels", done, total));
+  },
+
+  /** Asks that the next start is made faster, after an answer. */
+  async keep() {
+    keeps = !found && Boolean(globalThis.caches);
   },
 
   /** Names and bytes of the stored models. */
@@ -89,6 +120,7 @@ const work = {
       postMessage({ id, type: "piece", data }, [data.buffer]);
     };
     await engine.answer(id, method, path, JSON.stringify(headers), body ?? null, head, piece);
+    if (method === "POST") keepForNext();
   },
 };
 
