@@ -34,9 +34,10 @@ SMALL = (
 OTHER_MODELS = (
     "test_equal_logits_take or test_route_of or test_expert_matmul or (test_glu_of_several and 7.0) "
     "or test_causal_conv or test_delta_rule or of_a_table_in_blocks "
-    "or (test_ternary_matmul_of_binary and k128) or test_rope_of_a_part"
+    "or (test_ternary_matmul_of_binary and k128) or test_rope_of_a_part "
+    "or (some_columns and 7) or norm_tokens_uses or (test_gelu and 132) or (rotation_of_a_part and 12 and neox)"
 )
-"""The same for operations of mixtures and hybrid models, weights of one bit and packed tables."""
+"""The same for operations of mixtures, hybrid models and embedders, weights of one bit and packed tables."""
 
 UNITS = "test_ternary_matmul_of_stacked or test_matrix_units or (test_heads and d64)"
 """Tests that reach each of the kernels for matrix units."""
