@@ -58,7 +58,7 @@ class Report:
         if report.when == "call" or report.outcome != "passed":
             ended[report.nodeid] = [report.outcome, str(report.longrepr)[-2000:]]
 
-options = ["-q", "-p", "no:cacheprovider", "-p", "no:faulthandler", "--capture=no", "test_part.py"]
+options = ["-q", "-p", "no:cacheprovider", "-p", "no:faulthandler", "--capture=no", "-k", ONLY, "test_part.py"]
 code = pytest.main(options, plugins=[Report()])
 result = json.dumps([int(code), ended])
 print(result)
@@ -112,10 +112,11 @@ def conform() -> Callable[..., None]:
         part: The name of a class of :mod:`bitnet.core.testing.suite`.
         module: The module with the ``BACKEND``.
         before: What is awaited before the tests.
+        only: An expression of pytest's ``-k``; empty: all tests.
     """
 
-    def conform(run: Callable[[str], Any], part: str, module: str, before: str = "") -> None:
-        values = {"PART": part, "MODULE": module}
+    def conform(run: Callable[[str], Any], part: str, module: str, before: str = "", only: str = "") -> None:
+        values = {"PART": part, "MODULE": module, "ONLY": only}
         code, ended = run("".join(f"{n} = {v!r}\n" for n, v in values.items()) + CONFORM.replace("BEFORE", before))
         failed = {name: text for name, (outcome, text) in ended.items() if outcome == "failed"}
         assert not failed, failed

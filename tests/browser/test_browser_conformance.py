@@ -20,3 +20,9 @@ shape, were not run to their end; look-ahead skips, as this device does not offe
 @pytest.mark.parametrize("part", PARTS)
 def test_conformance(chromium: Callable[..., Any], conform: Callable[..., None], part: str) -> None:
     conform(chromium, part, "bitnet.webgpu.backend", before="await BACKEND.request()")
+
+
+@pytest.mark.parametrize("shape", ["rows", "matrices", "groups", "narrow"])
+def test_a_mixture_of_experts(chromium: Callable[..., Any], conform: Callable[..., None], shape: str) -> None:
+    """A whole model, in up to two minutes; the kernels' compiling is a quarter, and steps are nearly all of the rest."""
+    conform(chromium, "MixtureStepTests", "bitnet.webgpu.backend", before="await BACKEND.request()", only=shape)
