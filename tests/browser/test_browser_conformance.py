@@ -24,5 +24,5 @@ def test_conformance(chromium: Callable[..., Any], conform: Callable[..., None],
 
 @pytest.mark.parametrize("shape", ["rows", "matrices", "groups", "narrow"])
 def test_a_mixture_of_experts(chromium: Callable[..., Any], conform: Callable[..., None], shape: str) -> None:
-    """A whole model, in up to two minutes; the kernels' compiling is a quarter, and steps are nearly all of the rest."""
+    """A whole model, in up to two minutes: the kernels compile for a quarter of it, and steps take nearly the rest."""
     conform(chromium, "MixtureStepTests", "bitnet.webgpu.backend", before="await BACKEND.request()", only=shape)
