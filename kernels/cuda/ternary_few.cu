@@ -1,4 +1,4 @@
-// ternary_matmul for some 5 to 64 tokens, on the tensor cores: more than ternary_decode takes, and too few to fill the tiles of other kernels.
+// ternary_matmul for some 3 to 64 tokens, on the tensor cores: more than ternary_decode takes, and too few to fill the tiles of other kernels.
 //
 // A warp multiplies a tile of 16 rows of W with TOKENS tokens by mma.m16n8k32, over all of K in its order, and then takes another tile.
 // Codes come through a ring in shared memory that each warp has for itself, 256 columns at a time, and are on their way before

@@ -24,7 +24,7 @@ DECODE_TOKENS = 8
 """Maximum tokens of ternary_decode."""
 FEW_TOKENS = range(9, 65)
 """Numbers of tokens for which ternary_few multiplies weights with one scale. More tokens use a tiled product."""
-FEW_GROUP_TOKENS = range(5, 65)
+FEW_GROUP_TOKENS = range(3, 65)
 """The same for weights with a scale for each group of columns."""
 FEW_TILES = 16
 """Maximum tokens of such weights that other kernels multiply where ternary_group_tiles can."""
