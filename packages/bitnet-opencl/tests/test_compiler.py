@@ -15,7 +15,7 @@ import pytest
 from bitnet.core.errors import KernelCompileError
 from bitnet.core.gpu import KernelSpec
 from bitnet.core.gpu.programs import Programs
-from bitnet.core.hal import EMBEDDERS, EXPERTS, KERNEL_FEATURES, LOOK_AHEAD, PREPARES, ROTATED_NORMS, STATES, WINDOWS
+from bitnet.core.hal import FAMILY_FEATURES, KERNEL_FEATURES, LOOK_AHEAD, PREPARES
 from bitnet.core.support import cache
 
 cl = pytest.importorskip("pyopencl")
@@ -213,11 +213,7 @@ def test_what_a_device_is_found_to_have(opened: Any, expected: tuple[str, ...]) 
     assert features.features(opened) == (
         *expected,
         *KERNEL_FEATURES,
-        STATES,
-        EXPERTS,
-        WINDOWS,
-        EMBEDDERS,
-        ROTATED_NORMS,
+        *FAMILY_FEATURES,
         PREPARES,
         LOOK_AHEAD,
     )
@@ -251,11 +247,7 @@ def test_amds_architectures(name: str, wave: int | None, expected: tuple[str, st
     assert features.features(opened) == (
         *found,
         *KERNEL_FEATURES,
-        STATES,
-        EXPERTS,
-        WINDOWS,
-        EMBEDDERS,
-        ROTATED_NORMS,
+        *FAMILY_FEATURES,
         PREPARES,
         LOOK_AHEAD,
     )

@@ -14,7 +14,15 @@ from typing import Any
 import pytest
 
 from bitnet.core.errors import DeviceUnavailableError
-from bitnet.core.hal import KERNEL_FEATURES, DeviceInfo, DeviceType, OpenOptions, ProbeResult, ProbeStatus
+from bitnet.core.hal import (
+    FAMILY_FEATURES,
+    KERNEL_FEATURES,
+    DeviceInfo,
+    DeviceType,
+    OpenOptions,
+    ProbeResult,
+    ProbeStatus,
+)
 from bitnet.core.support.dynlib import Library, open_library
 from bitnet.vulkan import backend as module
 from bitnet.vulkan import driver, hardware
@@ -224,7 +232,7 @@ def test_what_is_told_of_devices(monkeypatch: Patch) -> None:
     first, second = BACKEND.probe().devices
     assert (first.name, second.name) == ("vulkan:1", "vulkan:3")
     assert (first.type, second.type) == (DeviceType.DISCRETE, DeviceType.CPU)
-    everywhere = (*KERNEL_FEATURES, "experts", "prepares", "states", "windows")
+    everywhere = (*KERNEL_FEATURES, *FAMILY_FEATURES, "prepares")
     assert first.features == tuple(sorted((*everywhere, "int8-dot", "subgroups:32")))
     assert second.features == tuple(sorted((*everywhere, "cooperative-matrix")))
     assert first.id == "00112233-4455-6677-8899-aabbccddeeff"

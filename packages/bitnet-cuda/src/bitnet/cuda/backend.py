@@ -11,14 +11,10 @@ from uuid import UUID
 
 from bitnet.core.gpu.probing import denied_nodes, no_library, no_permission
 from bitnet.core.hal import (
-    EMBEDDERS,
-    EXPERTS,
+    FAMILY_FEATURES,
     KERNEL_FEATURES,
     LOOK_AHEAD,
     PREPARES,
-    ROTATED_NORMS,
-    STATES,
-    WINDOWS,
     Device,
     DeviceInfo,
     DeviceType,
@@ -154,7 +150,7 @@ def _info(index: int, driver_version: str) -> tuple[DeviceInfo, tuple[int, int]]
     integrated = get(driver.cuDeviceGetAttribute(attribute.CU_DEVICE_ATTRIBUTE_INTEGRATED, device))
     multiprocessors = get(driver.cuDeviceGetAttribute(attribute.CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT, device))
     memory = int(get(driver.cuDeviceTotalMem(device)))
-    features = ["int8-dot", "f16", *KERNEL_FEATURES, STATES, EXPERTS, WINDOWS, ROTATED_NORMS, EMBEDDERS]
+    features = ["int8-dot", "f16", *KERNEL_FEATURES, *FAMILY_FEATURES]
     features += [PREPARES, LOOK_AHEAD]
     features += ["int8-tensor-cores"] if capability >= (8, 0) else []
     features += ["dependent-launch"] if capability >= (9, 0) else []

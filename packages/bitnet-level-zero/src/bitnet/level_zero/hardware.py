@@ -10,17 +10,7 @@ from typing import cast
 
 from bitnet.core.gpu.clc import Abilities
 from bitnet.core.gpu.clc.abilities import XMX
-from bitnet.core.hal import (
-    EMBEDDERS,
-    EXPERTS,
-    KERNEL_FEATURES,
-    PREPARES,
-    ROTATED_NORMS,
-    STATES,
-    WINDOWS,
-    DeviceInfo,
-    DeviceType,
-)
+from bitnet.core.hal import FAMILY_FEATURES, KERNEL_FEATURES, PREPARES, DeviceInfo, DeviceType
 from bitnet.core.hal.probe import TEST_DRIVER
 from bitnet.level_zero.loader import LevelZero
 from bitnet.level_zero.structures import (
@@ -115,11 +105,7 @@ class Hardware:
         return (
             *(name for name, has in listed.items() if has),
             *KERNEL_FEATURES,
-            STATES,
-            EXPERTS,
-            WINDOWS,
-            EMBEDDERS,
-            ROTATED_NORMS,
+            *FAMILY_FEATURES,
             PREPARES,
         )
 

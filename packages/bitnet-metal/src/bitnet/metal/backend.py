@@ -10,13 +10,9 @@ from typing import TYPE_CHECKING
 
 from bitnet.core.errors import DeviceError, DeviceLostError, DeviceUnavailableError, OutOfMemoryError
 from bitnet.core.hal import (
-    EMBEDDERS,
-    EXPERTS,
+    FAMILY_FEATURES,
     KERNEL_FEATURES,
     PREPARES,
-    ROTATED_NORMS,
-    STATES,
-    WINDOWS,
     Device,
     DeviceInfo,
     DeviceType,
@@ -207,7 +203,7 @@ def _info(objc: Objc, device: int, name: str, index: str, system: System) -> Dev
         type=DeviceType.VIRTUAL if virtual else DeviceType.INTEGRATED,
         memory=int(objc.send(device, "recommendedMaxWorkingSetSize")),
         driver_version=f"macOS {_text(system.version)} ({system.build})",
-        features=("f16", *KERNEL_FEATURES, STATES, EXPERTS, WINDOWS, ROTATED_NORMS, EMBEDDERS, PREPARES),
+        features=("f16", *KERNEL_FEATURES, *FAMILY_FEATURES, PREPARES),
     )
     return marked(info)
 

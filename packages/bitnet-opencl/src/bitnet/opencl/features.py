@@ -11,7 +11,7 @@ import pyopencl as cl
 from bitnet.core.gpu.clc import Abilities
 from bitnet.core.gpu.clc.abilities import XMX, Matrix
 from bitnet.core.gpu.clc.amd import Architecture, architecture
-from bitnet.core.hal import EMBEDDERS, EXPERTS, KERNEL_FEATURES, LOOK_AHEAD, PREPARES, ROTATED_NORMS, STATES, WINDOWS
+from bitnet.core.hal import FAMILY_FEATURES, KERNEL_FEATURES, LOOK_AHEAD, PREPARES
 from bitnet.opencl.launches import library
 
 EXTENSIONS: Mapping[str, str] = {
@@ -39,7 +39,7 @@ def features(device: cl.Device) -> tuple[str, ...]:
         found += [text for text, least in CAPABILITIES.items() if _compute_capability(device) >= least]
     if kind := _amd(device):
         found += [f"amd-{feature}" for feature in kind.features]
-    return (*found, *KERNEL_FEATURES, STATES, EXPERTS, WINDOWS, EMBEDDERS, ROTATED_NORMS, PREPARES, LOOK_AHEAD)
+    return (*found, *KERNEL_FEATURES, *FAMILY_FEATURES, PREPARES, LOOK_AHEAD)
 
 
 def abilities(device: cl.Device) -> Abilities:

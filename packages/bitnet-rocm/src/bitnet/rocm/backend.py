@@ -11,14 +11,10 @@ from typing import TYPE_CHECKING
 from bitnet.core.errors import DeviceError, DeviceUnavailableError
 from bitnet.core.gpu.probing import denied_nodes, no_permission
 from bitnet.core.hal import (
-    EMBEDDERS,
-    EXPERTS,
+    FAMILY_FEATURES,
     KERNEL_FEATURES,
     LOOK_AHEAD,
     PREPARES,
-    ROTATED_NORMS,
-    STATES,
-    WINDOWS,
     Device,
     DeviceInfo,
     DeviceType,
@@ -212,11 +208,7 @@ def _found(hip: Hip, index: int, properties: Properties, kind: Architecture, ver
             "f16",
             f"wave{kind.wave}",
             *KERNEL_FEATURES,
-            STATES,
-            EXPERTS,
-            WINDOWS,
-            EMBEDDERS,
-            ROTATED_NORMS,
+            *FAMILY_FEATURES,
             PREPARES,
             LOOK_AHEAD,
         ),

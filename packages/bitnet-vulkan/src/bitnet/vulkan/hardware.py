@@ -10,17 +10,7 @@ from uuid import UUID
 
 from bitnet.core.gpu import Buffer
 from bitnet.core.gpu.drivers.windows import MAX_GROUPS, row_windows
-from bitnet.core.hal import (
-    EMBEDDERS,
-    EXPERTS,
-    KERNEL_FEATURES,
-    PREPARES,
-    ROTATED_NORMS,
-    STATES,
-    WINDOWS,
-    DeviceInfo,
-    DeviceType,
-)
+from bitnet.core.hal import FAMILY_FEATURES, KERNEL_FEATURES, PREPARES, DeviceInfo, DeviceType
 from bitnet.vulkan.driver import VERSION_1_1, VERSION_1_2, VERSION_1_3, Functions, Instance, api, make, text
 
 TYPES = {1: DeviceType.INTEGRATED, 2: DeviceType.DISCRETE, 3: DeviceType.VIRTUAL, 4: DeviceType.CPU}
@@ -112,7 +102,7 @@ class Hardware:
     def used(self) -> tuple[str, ...]:
         """The features listed by ``bitnet devices``."""
         names = {DOT: "int8-dot", "timelineSemaphore": "timeline"}
-        found = [*KERNEL_FEATURES, STATES, EXPERTS, WINDOWS, EMBEDDERS, ROTATED_NORMS, PREPARES]
+        found = [*KERNEL_FEATURES, *FAMILY_FEATURES, PREPARES]
         found += [label for name, label in names.items() if name in self.features]
         found += [f"subgroups:{self.subgroup}"] if self.subgroup else []
         found += ["cooperative-matrix"] if self.int8_tile else []

@@ -12,13 +12,9 @@ from typing import TYPE_CHECKING
 from bitnet.core.errors import DeviceUnavailableError
 from bitnet.core.gpu.probing import denied_nodes, device_nodes, devices_found, no_permission
 from bitnet.core.hal import (
-    EMBEDDERS,
-    EXPERTS,
+    FAMILY_FEATURES,
     KERNEL_FEATURES,
     PREPARES,
-    ROTATED_NORMS,
-    STATES,
-    WINDOWS,
     Backend,
     Device,
     DeviceInfo,
@@ -135,7 +131,7 @@ def _info(adapter: wgpu.GPUAdapter, index: int) -> DeviceInfo:
         vendor=info["vendor"] or f"{info['vendor_id']:04x}",
         type=TYPES.get(info["adapter_type"], DeviceType.VIRTUAL),
         driver_version=info["description"],
-        features=(*found, *KERNEL_FEATURES, STATES, EXPERTS, WINDOWS, EMBEDDERS, ROTATED_NORMS, PREPARES),
+        features=(*found, *KERNEL_FEATURES, *FAMILY_FEATURES, PREPARES),
         details={"api": info["backend_type"], **{name: str(limits[name]) for name in shown}},
     )
 

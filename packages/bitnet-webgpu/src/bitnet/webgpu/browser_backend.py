@@ -11,13 +11,9 @@ from pyodide.ffi import JsException, can_run_sync, run_sync
 from bitnet.core.errors import DeviceUnavailableError
 from bitnet.core.gpu import GpuDevice
 from bitnet.core.hal import (
-    EMBEDDERS,
-    EXPERTS,
+    FAMILY_FEATURES,
     KERNEL_FEATURES,
     PREPARES,
-    ROTATED_NORMS,
-    STATES,
-    WINDOWS,
     Device,
     DeviceInfo,
     DeviceType,
@@ -82,11 +78,7 @@ class BrowserBackend:
             features=(
                 *sorted(features_of(self._adapter)),
                 *KERNEL_FEATURES,
-                STATES,
-                EXPERTS,
-                WINDOWS,
-                EMBEDDERS,
-                ROTATED_NORMS,
+                *FAMILY_FEATURES,
                 PREPARES,
             ),
             details={ours: str(getattr(self._adapter.limits, theirs)) for ours, theirs in LIMITS.items()},

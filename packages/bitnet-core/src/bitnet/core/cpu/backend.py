@@ -14,13 +14,9 @@ from bitnet.core.cpu.threads import default_threads
 from bitnet.core.errors import DeviceError
 from bitnet.core.hal import (
     BLOCK_TABLES,
-    EMBEDDERS,
-    EXPERTS,
+    FAMILY_FEATURES,
     HAL_API,
     KERNEL_FEATURES,
-    ROTATED_NORMS,
-    STATES,
-    WINDOWS,
     Device,
     DeviceInfo,
     DeviceType,
@@ -94,12 +90,8 @@ class CpuBackend:
             features=(
                 *_FEATURES[level],
                 *KERNEL_FEATURES,
+                *FAMILY_FEATURES,
                 BLOCK_TABLES,
-                STATES,
-                EXPERTS,
-                WINDOWS,
-                EMBEDDERS,
-                ROTATED_NORMS,
             ),
             details={"level": level, "cores": str(default_threads()), "architecture": platform.machine()},
         )

@@ -38,3 +38,5 @@ WINDOWS = "windows"
 KERNEL_FEATURES = (DETERMINISTIC, KV_I8, LOGPROBS, PENALTIES, TERNARY_TABLES)
 """The features of a device that has every kernel of ``kernels/README.md`` but those of recurrent layers, experts,
 windows, tables in blocks, models for embeddings and norms after rotations."""
+FAMILY_FEATURES = (EMBEDDERS, EXPERTS, ROTATED_NORMS, STATES, WINDOWS)
+"""The features of a device that has these kernels, too, but not those of tables in blocks."""
