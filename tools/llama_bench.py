@@ -17,14 +17,12 @@ import json
 import time
 from typing import Any
 
-import llama_cpp as llama  # type: ignore[import-not-found]
-
 BATCH = 512
 """Maximum tokens of a call, as llama-bench's ``-ub``."""
 
 
-def run(context: Any, prompt: int, gen: int, vocab: int) -> float:
-    """Tokens a second of one run, in an empty cache."""
+def run(llama: Any, context: Any, prompt: int, gen: int, vocab: int) -> float:
+    """Tokens a second of one run, in an empty cache. ``llama`` is llama-cpp-python's module."""
     llama.llama_memory_clear(llama.llama_get_memory(context), True)
     counts = [min(BATCH, prompt - at) for at in range(0, prompt, BATCH)] or [1] * gen
     begun = time.perf_counter()
@@ -43,6 +41,8 @@ def main() -> None:
         parser.add_argument(option, type=int, default=value, metavar="N")
     parser.add_argument("-o", choices=["json"], default="json")
     given = parser.parse_args()
+    import llama_cpp as llama  # type: ignore[import-not-found]
+
     silent = llama.llama_log_callback(lambda level, text, data: None)
     llama.llama_log_set(silent, ctypes.c_void_p(0))
     llama.llama_backend_init()
@@ -54,8 +54,8 @@ def main() -> None:
     parameters.n_threads = parameters.n_threads_batch = given.t
     context = llama.llama_init_from_model(model, parameters)
     vocab = llama.llama_vocab_n_tokens(llama.llama_model_get_vocab(model))
-    run(context, given.p, given.n, vocab)
-    speeds = [run(context, given.p, given.n, vocab) for _ in range(given.r)]
+    run(llama, context, given.p, given.n, vocab)
+    speeds = [run(llama, context, given.p, given.n, vocab) for _ in range(given.r)]
     mean = sum(speeds) / len(speeds)
     print(json.dumps([{"n_prompt": given.p, "n_gen": given.n, "n_threads": given.t, "avg_ts": mean}]))
 
