@@ -13,8 +13,9 @@ PARTS = ["ProbeTests", "LinearTests", "NormTests", "RowwiseTests", "RecurrentTes
 PARTS += ["EmbedderTests", "Int8CacheTests", "HeadTests", "TableTests", "BlockTableTests", "ExpertTests"]
 PARTS += ["SampleTests", "PenaltyTests", "LogprobTests", "StartTests"]
 PARTS += ["AttentionTests", "WindowTests", "LifecycleTests"]
-"""Parts that pass on SwiftShader in a minute to five each. Whole models, which compile all kernels once more for each
-shape, were not run to their end; look-ahead skips, as this device does not offer it."""
+"""Parts that pass on SwiftShader in a minute to five each. Of whole models, which compile all kernels once more for each
+shape, there are tests below for mixtures of experts and hybrid models; look-ahead skips, as this device does not offer
+it."""
 
 
 @pytest.mark.parametrize("part", PARTS)
@@ -26,3 +27,15 @@ def test_conformance(chromium: Callable[..., Any], conform: Callable[..., None],
 def test_a_mixture_of_experts(chromium: Callable[..., Any], conform: Callable[..., None], shape: str) -> None:
     """A whole model, in up to two minutes: the kernels compile for a quarter of it, and steps take nearly the rest."""
     conform(chromium, "MixtureStepTests", "bitnet.webgpu.backend", before="await BACKEND.request()", only=shape)
+
+
+@pytest.mark.parametrize("shape", ["odd", "plain", "transformed", "passes"])
+def test_a_hybrid_model(chromium: Callable[..., Any], conform: Callable[..., None], shape: str) -> None:
+    """A whole model with recurrent layers; ``passes`` is a run of several passes."""
+    conform(chromium, "HybridStepTests", "bitnet.webgpu.backend", before="await BACKEND.request()", only=shape)
+
+
+@pytest.mark.parametrize(("part", "only"), [("HybridTests", ""), ("DeterminismTests", "f16"), ("DeterminismTests", "i8")])
+def test_determinism(chromium: Callable[..., Any], conform: Callable[..., None], part: str, only: str) -> None:
+    """An engine answers requests one by one and among others, in up to five minutes."""
+    conform(chromium, part, "bitnet.webgpu.backend", before="await BACKEND.request()", only=only)
