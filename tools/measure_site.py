@@ -6,8 +6,9 @@ FOLDER has Pyodide's files, as for `bitnet web build`. Each round has a profile 
 nothing kept (cold): "Start" is pressed at once, and the question is asked as soon as the page takes one. Once the
 site's files are kept, and what the page makes of them, the browser is started again with the same profile, and the
 second visit starts by itself (warm). The server is on this machine: what a network takes comes on top of a cold visit.
-Times are the page's own, from its navigation. Processor time is that of all of the browser's processes, which other
-load stretches less (Linux only).
+A visit begins when the browser has come to rest: it prepares windows of its own for half of a second. Times are the
+page's own, from its navigation. Processor time is that of all of the browser's processes, which other load stretches
+less (Linux only).
 """
 
 from __future__ import annotations
@@ -52,6 +53,8 @@ KEPT = """async () => {
 """How many files the browser keeps."""
 MADE = 2
 """Of these, what it makes for the next start."""
+IDLE_SECONDS = 0.03
+"""Processor time that a browser at rest may take in half of a second."""
 Stages = dict[str, float]
 """Seconds by the name of a stage."""
 
@@ -66,6 +69,21 @@ def browser_seconds(profile: str) -> float:
         if f"--user-data-dir={profile}" in command and "--type=" not in command[1]:
             return processor_seconds(int(path.name))
     raise BitNetError(f"No browser runs with the profile {profile}.")
+
+
+def rest(page: Page, profile: str) -> float:
+    """Wait until the browser does nothing, and return the processor time that it has taken.
+
+    Raises:
+        BitNetError: It does not come to rest within :data:`SECONDS`.
+    """
+    taken = [browser_seconds(profile)]
+    for _ in range(2 * SECONDS):
+        page.wait_for_timeout(500)
+        taken.append(browser_seconds(profile))
+        if taken[-1] - taken[-2] < IDLE_SECONDS:
+            return taken[-1]
+    raise BitNetError("The browser does not come to rest.")
 
 
 def ask(page: Page, address: str, cold: bool) -> Stages:
@@ -113,7 +131,7 @@ def measure(chromium: BrowserType, program: str, address: str, files: int) -> tu
         for cold in (True, False):
             with chromium.launch_persistent_context(profile, executable_path=program, args=["--no-sandbox"]) as context:
                 page = context.new_page()
-                before = browser_seconds(profile)
+                before = rest(page, profile)
                 stages = ask(page, address, cold)
                 found.append(stages | {"processor time": browser_seconds(profile) - before})
                 if cold:

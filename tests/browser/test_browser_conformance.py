@@ -13,9 +13,8 @@ PARTS = ["ProbeTests", "LinearTests", "NormTests", "RowwiseTests", "RecurrentTes
 PARTS += ["EmbedderTests", "Int8CacheTests", "HeadTests", "TableTests", "BlockTableTests", "ExpertTests"]
 PARTS += ["SampleTests", "PenaltyTests", "LogprobTests", "StartTests"]
 PARTS += ["AttentionTests", "WindowTests", "LifecycleTests"]
-"""Parts that pass on SwiftShader in a minute to five each. Of whole models, which compile all kernels once more for each
-shape, there are tests below for mixtures of experts and hybrid models; look-ahead skips, as this device does not offer
-it."""
+"""Parts that pass on SwiftShader in a minute to five each. Whole models compile all kernels once more for each shape,
+so the tests below run some shapes of them. Look-ahead skips, as this device does not offer it."""
 
 
 @pytest.mark.parametrize("part", PARTS)
@@ -35,7 +34,11 @@ def test_a_hybrid_model(chromium: Callable[..., Any], conform: Callable[..., Non
     conform(chromium, "HybridStepTests", "bitnet.webgpu.backend", before="await BACKEND.request()", only=shape)
 
 
-@pytest.mark.parametrize(("part", "only"), [("HybridTests", ""), ("DeterminismTests", "f16"), ("DeterminismTests", "i8")])
+ENGINES = [("HybridTests", ""), ("DeterminismTests", "f16"), ("DeterminismTests", "i8")]
+"""Parts of the suite in which an engine answers requests alone and among others, and an expression for their tests."""
+
+
+@pytest.mark.parametrize(("part", "only"), ENGINES)
 def test_determinism(chromium: Callable[..., Any], conform: Callable[..., None], part: str, only: str) -> None:
-    """An engine answers requests one by one and among others, in up to five minutes."""
+    """In up to six minutes on a busy machine, most of it steps."""
     conform(chromium, part, "bitnet.webgpu.backend", before="await BACKEND.request()", only=only)

@@ -1,37 +1,44 @@
-// What the engine keeps for its next start: Python's memory once it runs ("snapshot"), and modules compiled ("bytecode").
+// What the engine keeps for its next start: Python's memory once it runs ("snapshot"), and its packages' files ("files").
 // Both are made here, from the site's files. Other files, or another version of the browser, make others.
 
+import { version } from "./pyodide/pyodide.mjs";
+
 const NAME = `bitnet-start ${new URL("../", import.meta.url).href}`;
-const KINDS = ["snapshot", "bytecode"];
-const SHA256 = "x-sha256"; // header with a file's digest
+const KINDS = ["snapshot", "files"];
+const BYTES = "x-bytes"; // headers with a file's size and digest
+const SHA256 = "x-sha256";
 
-/** Whether an earlier start kept something. */
-export const any = async () => Boolean(globalThis.caches) && caches.has(NAME);
+/** By what it is found: what it was made of, and for which browser. */
+export async function key() {
+  const site = await (await fetch(new URL("../site.json", import.meta.url))).json();
+  return `${version} ${site.packages} ${navigator.userAgent}`;
+}
 
-/** What is kept for this version and this archive of packages, as `{snapshot, bytecode}`; null, too, if it is damaged. */
-export async function find(version, archive) {
+/** What is kept: promises of `snapshot` and `files`, which reject if it is damaged, and the snapshot's bytes as `size`; null if it is not there. */
+export async function find(key) {
+  if (!globalThis.caches || !(await caches.has(NAME))) return null;
   const cache = await caches.open(NAME);
-  const key = await keyOf(version, archive);
-  const found = {};
-  for (const kind of KINDS) {
-    const response = await cache.match(address(kind, key));
-    if (!response) return null;
-    found[kind] = await response.arrayBuffer();
-    if ((await digest(found[kind])) !== response.headers.get(SHA256)) {
-      await forget(); // Python would not end with an error, but wait for ever
-      return null;
-    }
-  }
-  return found;
+  const responses = await Promise.all(KINDS.map((kind) => cache.match(address(kind, key))));
+  if (!responses.every(Boolean)) return null;
+  const [snapshot, files] = responses.map(checked);
+  return { snapshot, files, size: Number(responses[0].headers.get(BYTES)) };
+}
+
+/** The bytes of what is kept. */
+async function checked(response) {
+  const bytes = await response.arrayBuffer();
+  if ((await digest(bytes)) !== response.headers.get(SHA256)) throw new Error("What is kept is damaged."); // Python would wait for ever
+  return bytes;
 }
 
 /** Keeps both, and nothing else. */
-export async function keep(version, archive, made) {
-  const key = await keyOf(version, archive);
+export async function keep(key, made) {
   await forget();
   const cache = await caches.open(NAME);
   for (const kind of KINDS) {
-    await cache.put(address(kind, key), new Response(made[kind], { headers: { [SHA256]: await digest(made[kind]) } }));
+    const bytes = await made[kind];
+    const headers = { [BYTES]: String(bytes.byteLength), [SHA256]: await digest(bytes) };
+    await cache.put(address(kind, key), new Response(bytes, { headers }));
   }
 }
 
@@ -43,5 +50,4 @@ async function digest(bytes) {
   return Array.from(found, (byte) => byte.toString(16).padStart(2, "0")).join("");
 }
 
-const keyOf = async (version, archive) => digest(await new Blob([`${version} ${navigator.userAgent} `, archive]).arrayBuffer());
-const address = (kind, key) => new URL(`kept/${kind}?${key}`, import.meta.url).href;
+const address = (kind, key) => new URL(`kept/${kind}?${encodeURIComponent(key)}`, import.meta.url).href;

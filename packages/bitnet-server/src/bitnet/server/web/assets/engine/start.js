@@ -40,8 +40,9 @@ async function processor() {
   return { good: true, text: `WebGPU: ${description || [vendor, architecture].filter(Boolean).join(" ") || "a GPU"}` };
 }
 
-const site = await (await ask(new URL("site.json", BASE))).json();
-const stored = await list().catch(() => []);
+const remembered = localStorage.getItem(REMEMBERED);
+let next = remembered ? new Engine() : null; // its files are loaded meanwhile
+const [site, stored] = await Promise.all([ask(new URL("site.json", BASE)).then((response) => response.json()), list().catch(() => [])]);
 const isHere = (name) => stored.some((one) => one.name === name);
 const offered = (name) => site.models.find((one) => one.name === name);
 
@@ -127,7 +128,8 @@ class Start {
     const chosen = this.select.value;
     const progress = ({ stage, done, total }) => this.progress(stage, done, total);
     if (!this.engine || this.engine.ended) {
-      this.engine = new Engine();
+      this.engine = next ?? new Engine();
+      next = null;
       this.engine.onKernels = (done, total) => this.progress("kernels", done, total);
       const context = Number(query.get("context")) || undefined;
       try {
@@ -156,7 +158,6 @@ class Start {
 }
 
 const start = new Start();
-const remembered = localStorage.getItem(REMEMBERED);
 if (remembered && isHere(remembered)) {
   start.select.value = remembered;
   start.show();

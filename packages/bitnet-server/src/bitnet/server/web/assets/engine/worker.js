@@ -1,30 +1,26 @@
 // The engine: Python with bitnet and its server, in a worker. Messages are `{id, type, …}`; answers carry the same id.
 
-import { loadPyodide, version } from "./pyodide/pyodide.mjs";
 import * as kept from "./kept.js";
+import { librariesOf, restore, start } from "./snapshot.js";
 import * as store from "./store.js";
 
 const HERE = new URL("./", import.meta.url);
 const MODELS = "/models";
+const AHEAD = 8 << 20; // bytes
+const reader = new FileReaderSync();
 
 let python = null;
 let engine = null;
+let key = null; // by which what is kept is found
 let found = null; // what an earlier start kept
 let keeps = false; // whether the next start's work is done ahead, once an answer has been given
 const controllers = new Map(); // of requests that can be aborted, by id
 
-/** Loads Python with what an earlier start kept, or from its files; resolves to the server's module. */
-async function prepare(archive, id) {
-  python = await loadPyodide({ indexURL: new URL("pyodide/", HERE).href, ...(found && { _loadSnapshot: found.snapshot }) });
-  if (found) python.runPython("import random; random.seed()"); // or each start would draw the same numbers
-  tell(id, "numpy");
-  await python.loadPackage("numpy", { messageCallback() {}, errorCallback: console.error });
-  tell(id, "packages");
-  python.unpackArchive(await archive, "zip", { extractDir: "/packages" });
-  if (found) python.unpackArchive(found.bytecode, "zip", { extractDir: "/" });
+/** The server's module, in a Python that an earlier start kept, or from the site's files. */
+async function prepare(id) {
+  python = await (found ? restore(found) : start((stage) => tell(id, stage)));
   python.FS.mkdir(MODELS);
   await mount();
-  python.runPython("import sys; sys.path.insert(0, '/packages')");
   return python.pyimport("bitnet.server.web.engine");
 }
 
@@ -32,21 +28,34 @@ async function prepare(archive, id) {
 function keepForNext() {
   if (!keeps) return;
   keeps = false;
-  const [files, modules] = python.pyimport("bitnet.server.web.bytecode").loaded().toJs();
+  const modules = python.pyimport("bitnet.server.web.next_start").loaded().toJs();
   const maker = new Worker(new URL("keep.js", HERE), { type: "module" });
   maker.addEventListener("error", (event) => event.preventDefault()); // then the next start is as slow as this one
-  maker.postMessage({ files, modules });
+  maker.postMessage({ key, modules, libraries: librariesOf(python) });
 }
 
 /** Says how far something is: `{stage, done, total}`; the last two may be missing. */
 const tell = (id, stage, done, total) => postMessage({ id, type: "progress", stage, done, total });
 
-/** Shows Python the files that are stored; they are read from there, not copied. */
+/** Shows Python the files that are stored; they are read from there, in pieces, not copied. */
 async function mount() {
   const { FS } = python;
+  FS.filesystems.WORKERFS.stream_ops.read = readAhead;
   if (FS.analyzePath(MODELS).object?.mount.mountpoint === MODELS) FS.unmount(MODELS);
   const blobs = (await store.list()).map(({ name, file }) => ({ name: `${name}.gguf`, data: file }));
   FS.mount(FS.filesystems.WORKERFS, { blobs }, MODELS);
+}
+
+/** Reads as Emscripten's WORKERFS does, but asks the browser for as much as it takes no longer to get. */
+function readAhead({ node }, buffer, offset, length, position) {
+  const { contents: file } = node;
+  if (!(node.begin <= position && position + length <= node.begin + node.ahead.length)) {
+    node.begin = position;
+    node.ahead = new Uint8Array(reader.readAsArrayBuffer(file.slice(position, position + Math.max(length, AHEAD))));
+  }
+  const piece = node.ahead.subarray(position - node.begin, position - node.begin + length);
+  buffer.set(piece, offset);
+  return piece.length;
 }
 
 /** The SHA-256 of a file. */
@@ -74,17 +83,13 @@ const work = {
   /** Loads Python and the server. */
   async start({ device, context }, id) {
     tell(id, "python");
-    const archive = fetch(new URL("packages.zip", HERE)).then((response) => {
-      if (!response.ok) throw new Error(`packages.zip answered with HTTP status ${response.status}.`);
-      return response.arrayBuffer();
-    });
-    archive.catch(() => {}); // awaited below
-    found = (await kept.any().catch(() => false)) ? await kept.find(version, await archive).catch(() => null) : null;
-    const module = await prepare(archive, id).catch(async (error) => {
+    key = await kept.key().catch(() => null);
+    found = key && (await kept.find(key).catch(() => null));
+    const module = await prepare(id).catch(async (error) => {
       if (!found) throw error;
       found = null; // what was kept is of no use
       await kept.forget();
-      return prepare(archive, id);
+      return prepare(id);
     });
     found &&= {}; // what it held is Python's now
     engine = module.Engine(MODELS, device ?? null, context ?? null, (done, total) => tell(0, "kernels", done, total));
@@ -92,7 +97,7 @@ const work = {
 
   /** Asks that the next start is made faster, after an answer. */
   async keep() {
-    keeps = !found && Boolean(globalThis.caches);
+    keeps = !found && Boolean(key && globalThis.caches);
   },
 
   /** Names and bytes of the stored models. */
