@@ -70,6 +70,13 @@ class Firefox:
             assert time.monotonic() < end, f"not within {SECONDS} s: {expression}\n{self.text()}"
             time.sleep(0.2)
 
+    def wait_for(self, promise: str) -> None:
+        """Wait until an expression resolves to what is true."""
+        end = time.monotonic() + SECONDS
+        while not self.evaluate(promise):
+            assert time.monotonic() < end, f"not within {SECONDS} s: {promise}\n{self.text()}"
+            time.sleep(0.2)
+
     def text(self) -> str:
         return str(self.evaluate("document.body.innerText"))
 
@@ -105,6 +112,13 @@ def firefox(tmp_path: Path, require_device: Callable[[str, str | None], None]) -
         yield opened
 
 
+MADE = """caches.keys().then(async (names) => {
+  const name = names.find((name) => name.startsWith("bitnet-start"));
+  return Boolean(name) && (await (await caches.open(name)).keys()).length === 2;
+})"""
+"""Whether what the next start takes is made."""
+
+
 @pytest.mark.parametrize("starts", [1, pytest.param(2, marks=pytest.mark.nightly)])  # each some 20 s
 def test_the_demo_model_answers(firefox: Firefox, built_address: str, starts: int) -> None:
     """As on the CPU, after the site has said that there is no WebGPU. What was started starts again by itself."""
@@ -112,7 +126,7 @@ def test_the_demo_model_answers(firefox: Firefox, built_address: str, starts: in
     firefox.wait("document.querySelector('dialog.start dl')?.textContent.includes('The processor computes')")
     assert "This browser has no WebGPU" in firefox.text()
     firefox.evaluate("document.querySelector('dialog.start button.primary').click()")
-    for question in QUESTIONS[:starts]:
+    for number, question in enumerate(QUESTIONS[:starts]):
         firefox.wait("!document.querySelector('dialog.start')", "document.querySelector('.start-problem')?.textContent")
         firefox.evaluate("document.querySelector('main textarea').focus()")
         firefox.press(question + ENTER)
@@ -120,4 +134,7 @@ def test_the_demo_model_answers(firefox: Firefox, built_address: str, starts: in
             answer = model.chat([{"role": "user", "content": question}]).text
         firefox.wait(f"document.querySelector('main').innerText.includes({json.dumps(answer)})")
         firefox.wait("document.querySelector('main').innerText.includes('cpu:simd128')")
+        assert number == 0 or firefox.evaluate(MADE)  # what is of no use is deleted
+        if starts > 1:
+            firefox.wait_for(MADE)
         firefox.goto(f"{built_address}?again#")

@@ -52,8 +52,8 @@ def build(target: Path, models: Sequence[Path], pyodide_source: str | None) -> d
     offered = [_offer(path) for path in models]
     content = {**_page(), **_engine(pyodide.files(pyodide_source))}
     sizes = _sizes(content)
-    made = hashlib.sha256(content["engine/packages.zip"]).hexdigest()
-    record = {"version": __version__, "bytes": sum(sizes.values()), "packages": made, "models": offered}
+    archive = hashlib.sha256(content["engine/packages.zip"]).hexdigest()
+    record = {"version": __version__, "bytes": sum(sizes.values()), "packages": archive, "models": offered}
     content[RECORD] = json.dumps(record, indent=1).encode()
     content["sw.js"] = _service_worker(content)
     target.parent.mkdir(parents=True, exist_ok=True)
