@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from bitnet.core.errors import KernelCompileError
-from bitnet.core.gpu import Bucket, Context, KernelSpec, Launch
+from bitnet.core.gpu import Bucket, Context, KernelSpec, Launch, TernaryBuffer
 from bitnet.core.gpu.ops import advance
 from bitnet.core.gpu.ops.adjusting import count_chosen
 from bitnet.core.gpu.ops.logprobs import logprobs
@@ -41,6 +41,7 @@ from bitnet.core.testing.tables import Table, random_table
 from bitnet.cuda import compiler
 from bitnet.cuda.device import architecture
 from bitnet.cuda.ops import SOURCES, CudaOps
+from bitnet.cuda.slices import slice_product, slice_shape, slice_slots
 
 nvrtc = pytest.importorskip("cuda.bindings.nvrtc", reason="cuda-bindings is not installed")
 try:
@@ -329,6 +330,27 @@ def test_the_clusters_of_a_long_context_run_at_once(kv_heads: int, context: int)
         blocks, cluster = int(np.prod(attention.grid)), int(dict(attention.kernel.defines)["CLUSTER"])
         assert blocks // cluster <= fit[cluster], (tokens, attention.grid)
         assert context == 4096 or blocks >= 80, "multiprocessors are idle"
+
+
+@pytest.mark.parametrize("tokens", [16, 32, 64])
+@pytest.mark.parametrize("shape", [(3840, 2560), (13824, 2560), (2560, 6912), (46080, 3072), (3840, 8192), (10, 208)])
+def test_slices_leave_attention_its_cache(shape: tuple[int, int], tokens: int) -> None:
+    """One block a multiprocessor, and not with all of its shared memory; clusters that run at once on an H200."""
+    (rows, cols), program = shape, TinyModel(np.random.default_rng(), layers=1).program(LIMITS, 64)
+    context = Context(NoDevice(), program, StepLayout(LIMITS))  # type: ignore[arg-type]
+    op = next(op for op in program.ops if isinstance(op, TernaryMatmul))
+    w = TernaryBuffer(Memory(0), Memory(0), rows, cols, -(-cols // 128) * 32, None)
+    found = slice_shape(w, tokens, 132)
+    assert found is not None or (tokens == 16 and cols > 4096)
+    if found is None:
+        return
+    context._ternary[op.weights] = w
+    launch = slice_product(context, op, tokens, context.tensors[op.out], "", found)
+    assert 114 * 1024 < launch.shared < 162 * 1024
+    slots, units = slice_slots(w, found), -(-w.row_bytes // 32 // found.split)
+    assert slots == units or (slots >= 3 and found.parts == 1)
+    blocks = int(np.prod(launch.grid))
+    assert found.split == 1 or blocks // found.split <= 30, "clusters that wait for others"
 
 
 def test_what_does_not_compile_says_why() -> None:

@@ -50,8 +50,10 @@ from bitnet.core.testing.rig import (
 )
 from bitnet.core.testing.tables import Table, check_head
 from bitnet.core.testing.transforms import Blocks, random_signs
+from bitnet.cuda import products
 from bitnet.cuda.attention import FAR
 from bitnet.cuda.backend import BACKEND
+from bitnet.cuda.slices import SliceShape
 
 
 class Mixed(NamedTuple):
@@ -326,6 +328,40 @@ class TestConformance(ConformanceSuite):
         """Few: a tile for four warps, two or one, and several for a warp. Many: each kind of tile, several for a block.
         Ragged rows and columns, and a short K."""
         self._ternary(device, rng, rng.integers(-127, 128, (m, k), dtype=np.int8), [n], add=add, spare=m % 7)
+
+    @pytest.mark.parametrize(
+        ("m", "n", "k", "shape"),
+        [
+            (9, 3, 16, SliceShape(64, 16, 1, 1)),
+            (13, 201, 784, SliceShape(64, 16, 2, 2)),
+            (16, 130, 400, SliceShape(128, 16, 4, 1)),
+            (20, 90, 1168, SliceShape(64, 32, 1, 2)),
+            (33, 500, 1296, SliceShape(192, 32, 8, 1)),
+            (40, 300, 2064, SliceShape(64, 32, 1, 4)),
+            (50, 700, 2576, SliceShape(256, 64, 2, 1)),
+            (61, 300, 2576, SliceShape(128, 64, 1, 1)),
+            (64, 90, 1168, SliceShape(64, 64, 2, 2)),
+            (64, 130, 6928, SliceShape(128, 64, 5, 1)),
+            (64, 450, 1040, SliceShape(192, 64, 8, 1)),
+        ],
+        ids=str,
+    )
+    @pytest.mark.parametrize("add", [False, True], ids=["replace", "add"])
+    def test_products_in_slices(
+        self,
+        device: Device,
+        rng: np.random.Generator,
+        monkeypatch: pytest.MonkeyPatch,
+        m: int,
+        n: int,
+        k: int,
+        shape: SliceShape,
+        add: bool,
+    ) -> None:
+        """Slices alone and with others, in a block and in a cluster, with room for all activations and for some; ragged
+        rows, columns and tokens. Devices without such a kernel multiply as they always do."""
+        monkeypatch.setattr(products, "slice_shape", lambda *_: shape)
+        self._ternary(device, rng, rng.integers(-128, 128, (m, k), dtype=np.int8), [n], add=add, spare=m % 7)
 
     @pytest.mark.parametrize(
         "shape",

@@ -1,5 +1,5 @@
-"""Defects of the kernels for recurrent layers, transforms, mixtures of experts, windows, norms after rotations and
-models for embeddings, which the conformance suite must catch."""
+"""Defects of the kernels for few tokens, recurrent layers, transforms, mixtures of experts, windows, norms after
+rotations and models for embeddings, which the conformance suite must catch."""
 
 from __future__ import annotations
 
@@ -135,7 +135,26 @@ EMBEDDERS = (
 )
 
 
-ALL = *RECURRENT, *EXPERTS, *NORMS_LAST, *EMBEDDERS
+SLICES, MANY_ROWS = "test_products_in_slices", "test_head_without_logits and 52"
+FEW_TOKENS = (
+    Mutant("slices: a tail of codes", "&& c < count * 2;", "&& c < count * 2 - 1;", SLICES),
+    Mutant("slices: the first slice's activations", "(first + u) * 128, m0", "u * 128, m0", SLICES),
+    Mutant("slices: the first tokens' sums", "x_sum[m - m0], s, scale_low", "x_sum[0], s, scale_low", SLICES),
+    Mutant(
+        "slices: activations in the next place",
+        "+ u % SLOTS * BN * 128, &x",
+        "+ (u + 1) % SLOTS * BN * 128, &x",
+        SLICES,
+    ),
+    Mutant("slices: sums that nobody waits for", "barrier_wait(&sent, 0);", "", SLICES),
+    Mutant("slices: a part's last sums", "s < PARTS - 1; s++", "s < PARTS - 2; s++", SLICES),
+    Mutant("slices: a token too few", "if (m >= tokens) continue;", "if (m >= tokens - 1) continue;", SLICES),
+    Mutant("head: columns in their own order", "(WGMMA ? in_steps(k) : k)", "k", MANY_ROWS),
+    Mutant("head: columns as they lie", "(at / 16 ^ c) % 8 * 16", "at / 16 % 8 * 16", MANY_ROWS),
+    Mutant("head: low codes only", "w[j][2] = low[j] >> 4 & 0x0F0F0F0Fu", "w[j][2] = w[j][0]", MANY_ROWS),
+)
+
+ALL = *FEW_TOKENS, *RECURRENT, *EXPERTS, *NORMS_LAST, *EMBEDDERS
 
 
 @pytest.mark.nightly

@@ -17,13 +17,15 @@ from bitnet.core.hal import DenseMatmul, TernaryMatmul
 from bitnet.cuda.bits import bits_product, bits_shape
 from bitnet.cuda.few import FewShape, few_product, few_shape
 from bitnet.cuda.pairs import Pair
+from bitnet.cuda.slices import SliceShape, slice_product, slice_shape
 from bitnet.cuda.tiles import ALIGNMENT, MANY_TOKENS, PANEL, TILES, ProductTile, TiledMatrix, group_tile, product_tile
 from bitnet.cuda.weights import ternary
 
 DECODE_TOKENS = 8
 """Maximum tokens of ternary_decode."""
 FEW_TOKENS = range(9, 65)
-"""Numbers of tokens for which ternary_few multiplies weights with one scale. More tokens use a tiled product."""
+"""Numbers of tokens for which ternary_slices or ternary_few multiplies weights with one scale. More tokens use a tiled
+product."""
 FEW_GROUP_TOKENS = range(3, 65)
 """The same for weights with a scale for each group of columns."""
 FEW_TILES = 16
@@ -253,6 +255,12 @@ class Products:
             return None
         return few_shape(w, tokens, self._multiprocessors, self._shared, glu=glu)
 
+    def _slices(self, w: TernaryBuffer, tokens: int) -> SliceShape | None:
+        """The launch of ternary_slices, or None if it does not compute a product of so many tokens."""
+        if not self._wgmma or w.group is not None or tokens not in FEW_TOKENS:
+            return None
+        return slice_shape(w, tokens, self._multiprocessors)
+
     def _in_tiles(self, w: TernaryBuffer, tokens: int) -> bool:
         """Whether ternary_group_tiles computes a product of so many tokens."""
         return w.group is not None and tokens > FEW_TILES and self._copied(w)
@@ -273,6 +281,8 @@ class Products:
 
     def tiled(self, ctx: Context, op: TernaryMatmul, bucket: Bucket, out: Buffer, *, activation: str = "") -> Launch:
         w = ternary(ctx, op.weights)
+        if slices := self._slices(w, bucket.tokens):
+            return slice_product(ctx, op, bucket.tokens, out, activation, slices)
         if few := self._few(w, bucket.tokens, glu=bool(activation)):
             return few_product(ctx, op, bucket.tokens, out, activation, few)
         if self._in_tiles(w, bucket.tokens) or (w.group is None and bucket.tokens > MANY_TOKENS and self._copied(w)):
