@@ -13,6 +13,10 @@
 #define DEVIATIONS (7.5f * 0.288675135f * 1.01f) /* t / sqrt(12), and 1 % for rounding to f32 */
 #define DITHER_DEVIATIONS (7.5f * 0.5f * 1.01f)
 
+// Where head_score's products of a warpgroup have column k: a thread's 16 bytes of codes are 32 columns, of which each step of 32 takes
+// 4 and 4, of four threads.
+__device__ __forceinline__ int in_steps(int k) { return k & ~0x6C | (k >> 5 & 3) << 2 | (k >> 2 & 3) << 5; }
+
 extern "C" __global__ void __launch_bounds__(THREADS)
 head_rows(const int *step, int rows_at, const float *x, const float *norm, float eps, const unsigned char *head, int rows, signed char *planes, float4 *params,
           f16 *split, float *scales, Candidate *likeliest, Candidate *best) {
@@ -53,7 +57,7 @@ head_rows(const int *step, int rows_at, const float *x, const float *norm, float
         planes[(size_t)(2 * r + 1) * COLS + k] = (signed char)(q - 256 * high);
 #else
         int q = __float2int_rd(y * inverse + head_dither(COLS + k));
-        planes[(size_t)r * COLS + k] = (signed char)q;
+        planes[(size_t)r * COLS + (WGMMA ? in_steps(k) : k)] = (signed char)q;
 #endif
         base += (float)q * head_offset(k);
         float rest = y - (float)q * unit;

@@ -1,20 +1,29 @@
 // Scores of all rows of a compact head, roughly, for up to 64 rows of x, and for each of these the likeliest row of the head: that
 // of the greatest key once the error of its weights is taken off. A warp has 16 rows of the head at a time; it asks for the next
 // ITERS * 64 bytes of each while it multiplies the last ones, on the tensor cores: u4 codes expanded to bytes, and for each
-// row of x PLANES columns of bytes side by side: its high and its low ones, or one.
+// row of x PLANES columns of bytes side by side: its high and its low ones, or one. Of columns there are TILES times 8.
+//
+// WGMMA: of many rows, on Hopper's asynchronous tensor cores. Four warps have 64 rows of the head together; `columns` are in the 128-byte
+// swizzle, 128 bytes of each at a time, in the order that head_rows gives them.
 #include "head.cuh"
 #define STAGES (COLS / 128 / ITERS)
-#define TILES ((PLANES * TOKENS + 7) / 8) /* of 8 columns */
+#if WGMMA
+#define NT TILES
+#include "columns.cuh"
+#endif
 #define PITCH (COLS + 16) /* so that two columns fall into different banks */
+#define SLAB (TILES * 8 * 128) /* bytes of 128 of all columns, where they are swizzled */
 #define EACH (2 / PLANES) /* rows of x of a thread, in a tile */
 #define TURN_BITS 8 /* of a mark: which of the warp's tiles, and which half of its rows; the others are those of a key */
 #define UNROLLED (TILES > 2 && STAGES % 2 == 0 ? 2 : STAGES) /* with many tiles all stages are more code than the instruction cache holds */
 
+#if !WGMMA
 __device__ __forceinline__ void mma(int (&c)[4], unsigned a0, unsigned a1, unsigned a2, unsigned a3, unsigned b0, unsigned b1) {
     asm("mma.sync.aligned.m16n8k32.row.col.s32.u8.s8.s32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
         : "+r"(c[0]), "+r"(c[1]), "+r"(c[2]), "+r"(c[3])
         : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "r"(b0), "r"(b1));
 }
+#endif
 
 extern "C" __global__ void __launch_bounds__(WARPS * WARP, BLOCKS)
 head_score(const int *step, CHOICE_FIELDS, const unsigned char *head, const signed char *planes, const float4 *params,
@@ -23,7 +32,12 @@ head_score(const int *step, CHOICE_FIELDS, const unsigned char *head, const sign
            unsigned *peaks,  // keys of the greatest u (filter.cuh) for each row of x
 #endif
            int rows) {
+#if WGMMA
+    extern __shared__ signed char unaligned[];  // [COLS / 128][SLAB], and 1024 bytes to align it
+    signed char *columns = unaligned + (1024 - shared_at(unaligned) % 1024) % 1024;
+#else
     extern __shared__ __align__(16) signed char columns[];  // [TILES * 8][PITCH]
+#endif
     __shared__ float4 p[TOKENS];
     __shared__ Choice choice[TOKENS];
     __shared__ Candidate best[TOKENS];
@@ -46,7 +60,12 @@ head_score(const int *step, CHOICE_FIELDS, const unsigned char *head, const sign
     int count = STEP_ROWS(step);
     for (int i = threadIdx.x; i < TILES * 8 * (COLS / 16); i += WARPS * WARP) {
         int c = i / (COLS / 16), at = i % (COLS / 16) * 16;
-        copy_async(columns + c * PITCH + at, planes + (c < PLANES * count ? (size_t)c * COLS + at : 0), c < PLANES * count);
+#if WGMMA
+        int to = at / 128 * SLAB + c * 128 + (at / 16 ^ c) % 8 * 16;
+#else
+        int to = c * PITCH + at;
+#endif
+        copy_async(columns + to, planes + (c < PLANES * count ? (size_t)c * COLS + at : 0), c < PLANES * count);
     }
     if (threadIdx.x < count) {
         p[threadIdx.x] = params[threadIdx.x];
@@ -60,9 +79,12 @@ head_score(const int *step, CHOICE_FIELDS, const unsigned char *head, const sign
     if (threadIdx.x < TOKENS) peak[threadIdx.x] = 0;
 #endif
     int first = tile, turn = 0;
-    asm volatile("cp.async.wait_all;");
+    asm volatile("cp.async.wait_all;" ::: "memory");
+#if WGMMA
+    before_sending();
+#endif
     __syncthreads();
-    for (; tile < tiles; tile += gridDim.x * WARPS, turn++) {
+    for (; (WGMMA ? tile / 4 * 4 : tile) < tiles; tile += gridDim.x * WARPS, turn++) {
         int sums[TILES][4] = {};
 #pragma unroll UNROLLED
         for (int stage = 0; stage < STAGES; stage++) {
@@ -72,6 +94,21 @@ head_score(const int *step, CHOICE_FIELDS, const unsigned char *head, const sign
 #pragma unroll
             for (int i = 0; i < ITERS; i++) {
                 uint4 a = codes[now][0][i], b = codes[now][1][i];
+#if WGMMA
+                products_wait<0>();  // of the columns before
+                unsigned low[4] = {a.x, a.y, a.z, a.w}, high[4] = {b.x, b.y, b.z, b.w}, w[4][4];
+#pragma unroll
+                for (int j = 0; j < 4; j++) {
+                    w[j][0] = low[j] & 0x0F0F0F0Fu, w[j][1] = high[j] & 0x0F0F0F0Fu;
+                    w[j][2] = low[j] >> 4 & 0x0F0F0F0Fu, w[j][3] = high[j] >> 4 & 0x0F0F0F0Fu;
+                }
+                expanded(w);
+                unsigned long long x = operand(columns + (stage * ITERS + i) * SLAB);
+                products_begin();
+#pragma unroll
+                for (int j = 0; j < 4; j++) multiply(sums, w[j], x + 2 * j);
+                products_commit();
+#else
 #pragma unroll
                 for (int half = 0; half < 2; half++) {
                     unsigned shift = 4 * half, mask = 0x0F0F0F0Fu;
@@ -83,8 +120,12 @@ head_score(const int *step, CHOICE_FIELDS, const unsigned char *head, const sign
                         mma(sums[t], a.z >> shift & mask, b.z >> shift & mask, a.w >> shift & mask, b.w >> shift & mask, x.z, x.w);
                     }
                 }
+#endif
             }
         }
+#if WGMMA
+        products_end(sums);
+#endif
         if (STAGES % 2) {  // the next tile's first codes are in the other half
 #pragma unroll
             for (int i = 0; i < 2 * ITERS; i++) codes[0][i / ITERS][i % ITERS] = codes[1][i / ITERS][i % ITERS];

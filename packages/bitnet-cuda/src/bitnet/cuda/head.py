@@ -13,7 +13,8 @@ from bitnet.core.gpu.fusions import Choice, NormChoice
 from bitnet.core.gpu.ops import ceil_div
 from bitnet.core.gpu.ops.adjusting import adjustment
 from bitnet.core.gpu.ops.head import choice, compact_shape, unnormed
-from bitnet.cuda.products import DECODE_TOKENS, shared_bytes
+from bitnet.cuda.products import DECODE_TOKENS, WGMMA, shared_bytes
+from bitnet.cuda.tiles import ALIGNMENT
 
 WIDTH = 256
 """Columns come in multiples of this."""
@@ -27,6 +28,10 @@ MAX_EACH = 16
 """Maximum rows of the head per thread of head_choose, whose list is in shared memory."""
 SCORE_WARPS = 16
 """Warps of head_score on a multiprocessor."""
+WGMMA_WARPS = 12
+"""The same where it uses wgmma."""
+FEW_ROWS = 32
+"""Maximum rows of x for which it uses mma, where there is wgmma; with those the latter was slower."""
 MANY_ROWS = 64
 """Maximum rows of x on devices of :data:`LARGE_SHARED`. Other devices are limited to the rows of a decode step."""
 LARGE_SHARED = ((9, 0), (10, 0))
@@ -51,6 +56,7 @@ class HeadOps:
 
     def __init__(self, multiprocessors: int, capability: tuple[int, int]) -> None:
         self._multiprocessors = multiprocessors
+        self._wgmma = capability == WGMMA
         self._large, self._shared = capability in LARGE_SHARED, shared_bytes(capability)
 
     def fits(self, ctx: Context) -> bool:
@@ -112,25 +118,30 @@ class HeadOps:
         choose = (*chosen_by, head, params, scores, floors, split, scales, weight.data, best, arrivals, *lists)
         decide = (*chosen_by, scores, best, *all_taken, undecided, n)
         bits = {"PLANES": 2 if few else 1}
-        tiles = ceil_div(bits["PLANES"] * bucket.rows, 8)
         score_blocks, choose_blocks = (2, 1) if few else (1, 2)  # on a multiprocessor
-        warps = SCORE_WARPS // score_blocks
+        warps, columns = SCORE_WARPS // score_blocks, ceil_div(bits["PLANES"] * bucket.rows, 8) * 8
+        score_shared = columns * (cols + 16)
+        if wgmma := self._wgmma and bucket.rows > FEW_ROWS:
+            warps, columns = WGMMA_WARPS, MANY_ROWS
+            score_shared = columns * cols + ALIGNMENT
+        form = {"WGMMA": int(wgmma)} | bits
         eights = ceil_div(bucket.rows, 8)
         each = min(ceil_div(rows * eights, CHOOSE_GROUP * choose_blocks * self._multiprocessors), MAX_EACH)
         stage = cols if self._large else min(cols, STAGE)
         return [
-            launch("head_rows", (bucket.rows, 1), ROW_GROUP, x, NORM=int(norm is not None), **bits),
+            launch("head_rows", (bucket.rows, 1), ROW_GROUP, x, NORM=int(norm is not None), **form),
             launch(
                 "head_score",
                 (score_blocks * self._multiprocessors, 1),
                 32 * warps,
                 score,
-                shared=tiles * 8 * (cols + 16),
+                shared=score_shared,
                 TOKENS=bucket.rows,
+                TILES=columns // 8,
                 WARPS=warps,
                 BLOCKS=score_blocks,
                 ITERS=4 if few and cols % 512 == 0 else 2,
-                **bits,
+                **form,
                 **variant,
             ),
             launch("head_floor", (bucket.rows, 1 + RATE_BLOCKS * len(peaks)), ROW_GROUP, floor, **variant, **bits),
