@@ -50,6 +50,8 @@ ENTRY = r"^extern \"C\" __global__ void (?:IN_CLUSTER )?(?:__launch_bounds__\([^
 SOURCES = KernelSources("bitnet.cuda", "cuda", ending=".cu", common="common.cuh", entry=ENTRY)
 SAMPLE_GROUP = 1024
 """Threads of a block of sample."""
+FEW_NORM_GROUP = 512
+"""Threads of a block of norm_quant in steps of :data:`FEW_TOKENS`."""
 MAX_HELD = 5
 """Maximum vectors of four logits that a thread of sample keeps in registers."""
 
@@ -62,7 +64,7 @@ class CudaOps:
         self._products = Products(multiprocessors, capability)
         self._attention = AttentionOps(multiprocessors, capability)
         self._head = HeadOps(multiprocessors, capability)
-        self._rows = RowOps(group=256)
+        self._rows, self._few_rows = RowOps(group=256), RowOps(group=FEW_NORM_GROUP)
         self._sample_cluster = MAX_CLUSTER if capability >= CLUSTERS else 1
         groups: Dispatch = {
             NormChoice: self._choice,
@@ -204,7 +206,8 @@ class CudaOps:
         )
         bound = int(self._products.bounded(ctx, op.out))
         defines = {"DIM": width, "NORM": int(op.weight is not None), "BOUND": bound}
-        return replace(self._rows.launch("norm_quant", bucket.tokens, args, defines=defines), overlaps=True)
+        rows = self._few_rows if bucket.tokens in FEW_TOKENS else self._rows
+        return replace(rows.launch("norm_quant", bucket.tokens, args, defines=defines), overlaps=True)
 
 
 def _overlapping(launches: list[Launch]) -> list[Launch]:
