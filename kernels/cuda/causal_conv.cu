@@ -11,6 +11,24 @@ causal_conv(const int *step, int token_seq, int seq_begin, int state_from, int s
     float w[TAPS], rows[TAPS];
 #pragma unroll
     for (int j = 0; j < TAPS; j++) w[j] = weight[(size_t)c * TAPS + j];
+#if TOKENS > 1  // if no other sequence's rows and no state are needed, all rows are loaded before the first is waited for
+    int last = m0 + TOKENS - 1, seq = step[token_seq + m0];
+    if (last < tokens && step[token_seq + last] == seq && m0 - step[seq_begin + seq] >= TAPS - 1) {
+        wait_for_before();
+        float all[TOKENS + TAPS - 1];
+#pragma unroll
+        for (int j = 0; j < TOKENS + TAPS - 1; j++) all[j] = x[(size_t)(m0 - TAPS + 1 + j) * channels + c];
+#pragma unroll
+        for (int t = 0; t < TOKENS; t++) {
+            float sum = 0.0f;
+#pragma unroll
+            for (int j = 0; j < TAPS; j++) sum += w[j] * all[t + j];
+            out[(size_t)(m0 + t) * channels + c] = silu(sum);
+        }
+        // The state of a sequence of which these are the last tokens is left to the thread of its first one.
+        return;
+    }
+#endif
     auto convolve = [&](int token) {
         rows[TAPS - 1] = x[(size_t)token * channels + c];
         float sum = 0.0f;

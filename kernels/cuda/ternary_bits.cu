@@ -102,6 +102,9 @@ ternary_bits(const int *step, const void *input, const float *scale, const int *
     for (int i = 0; i < EACH * 4; i++) gain[i] = vector_or_zero(norm, vector_of(i), COLS);
 #endif
 #endif
+#if PAIR
+    ConvEntries entries = entries_of(0, step, token_seq, state_from, state_to);
+#endif
     start_dependents();
     wait_for_before();
 
@@ -153,6 +156,9 @@ ternary_bits(const int *step, const void *input, const float *scale, const int *
         bool adds = adder < TILES * 16 && (GLU ? (first + t) * 8 + r % 8 < rows / 2 : row < OF(first + t, rows, rows2));
 #if ADD
         float old = adds ? out[row] : 0.0f;
+#elif PAIR
+        ConvColumn column;
+        if (adds) COLUMN(column, first + t, entries, row);
 #endif
         int place = warp * DEPTH + round % DEPTH;
         copies_wait<DEPTH - 1>();
@@ -216,7 +222,7 @@ ternary_bits(const int *step, const void *input, const float *scale, const int *
 #elif ADD  // the contract rounds this sum separately
             if (adds) out[row] = __fadd_rn(old, value);
 #elif PAIR
-            if (adds) PUT(first + t, 0, row, value);
+            if (adds) PUT(column, first + t, 0, row, value);
 #else
             if (adds) out[row] = value;
 #endif

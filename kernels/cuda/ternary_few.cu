@@ -159,6 +159,11 @@ ternary_few(const int *step, const signed char *x, const float *scale, const int
         x_scale[i] = scale[m], x_sum[i] = sums[m];
 #endif
     }
+#if PAIR
+    ConvEntries entries[SHARE];
+#pragma unroll
+    for (int i = 0; i < SHARE; i++) entries[i] = entries_of(m0 + min(token_of(i), tokens - 1), step, token_seq, state_from, state_to);
+#endif
     copies_wait<0>();
     __syncthreads();
 
@@ -198,6 +203,10 @@ ternary_few(const int *step, const signed char *x, const float *scale, const int
             int half = (part * SHARE + i) % 2;
             old[i] = out[(size_t)(m0 + min(token_of(i), tokens - 1)) * rows + (half ? row[1] : row[0])];
         }
+#elif PAIR
+        ConvColumn columns[SHARE];
+#pragma unroll
+        for (int i = 0; i < SHARE; i++) COLUMN(columns[i], tile, entries[i], (part * SHARE + i) % 2 ? row[1] : row[0]);
 #endif
 #if GROUP
         float total[SHARE] = {};
@@ -295,7 +304,7 @@ ternary_few(const int *step, const signed char *x, const float *scale, const int
 #elif ADD  // the contract rounds this sum separately
             *to = __fadd_rn(old[i], value(i, half));
 #elif PAIR
-            PUT(tile, m0 + m, half ? row[1] : row[0], value(i, half));
+            PUT(columns[i], tile, m0 + m, half ? row[1] : row[0], value(i, half));
 #else
             *to = value(i, half);
 #endif

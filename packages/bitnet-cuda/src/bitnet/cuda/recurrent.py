@@ -59,12 +59,15 @@ GATE_TOKENS = 8
 """Tokens of a block of delta_gates_tile, which steps of more tokens use."""
 GATE_ROWS, GATE_WARPS = 4, (8, 2)
 """Rows of a warp of it; warps that share their columns, in steps of few tokens and of many."""
+GATES_TOKENS, GATES_ROWS, GATES_STEP, GATES_STAGES = 64, 96, 32, 4
+"""Sizes of delta_gates_mma, as in its source: tokens and rows of a block, columns that it takes at a time, and how many
+times those are in shared memory."""
 
 DELTA_TOKENS = 64
 """Maximum tokens of a step without chunks of the delta rule."""
-DELTA_CHUNK, DELTA_COLUMNS, DELTA_GROUP = 64, 64, 256
-"""Sizes of delta_prepare and delta_chunks, as in their sources: tokens of a chunk, columns of a block, and threads of
-delta_prepare."""
+DELTA_CHUNK, DELTA_COLUMNS, DELTA_PARTS, DELTA_GROUP = 64, 64, 4, 256
+"""Sizes of delta_prepare and delta_chunks, as in their sources: tokens of a chunk, columns of a block, warps that share
+16 columns, and threads of delta_prepare."""
 DELTA_PAIR, DELTA_FACTORS = 2 * DELTA_CHUNK**2, 4 * DELTA_CHUNK
 """Elements of what delta_prepare leaves for each head of a chunk."""
 MIN_DELTA_TOKENS = 16
@@ -129,14 +132,43 @@ class RecurrentLaunches:
 
     def delta_gates(self, ctx: Context, op: DeltaGates, bucket: Bucket) -> list[Launch]:
         (launch,) = self._overlapping(ctx, op, bucket)
+        heads, width = ctx.program.weights[op.alpha].shape
+        many = bucket.tokens > FEW_GROUP_TOKENS[-1]
+        if many and self._tensor_cores and width % GATES_STEP == 0:
+            return self._gates_of_many(ctx, op, bucket, heads, width)
         if bucket.tokens > GATE_TOKENS:
-            heads, many = ctx.program.weights[op.alpha].shape[0], bucket.tokens > FEW_GROUP_TOKENS[-1]
             rows, shared = GATE_ROWS, GATE_WARPS[many]
             defines = {"WG": GROUP, "TOKENS": GATE_TOKENS, "ROWS": rows, "KSPLIT": shared}
             spec = KernelSpec("delta_gates", "delta_gates_tile", tuple(defines.items()))
             grid = (ceil_div(2 * heads, GROUP // 32 // shared * rows), ceil_div(bucket.tokens, GATE_TOKENS), 1)
             launch = replace(launch, kernel=spec, grid=grid, block=(GROUP, 1, 1))
         return [launch]
+
+    def _gates_of_many(self, ctx: Context, op: DeltaGates, bucket: Bucket, heads: int, width: int) -> list[Launch]:
+        """Products on tensor cores, in as many shares of the columns as there is room for, and their sums."""
+        tokens, tiles, rows = bucket.tokens, ceil_div(bucket.tokens, GATES_TOKENS), ceil_div(2 * heads, GATES_ROWS)
+        splits = max(1, min(self._multiprocessors // (tiles * rows), width // GATES_STEP))
+        most = max(ctx.program.limits.max_tokens, GATES_TOKENS * self._multiprocessors)
+        parts = ctx.scratch("delta gates", most * (2 * heads + 1) * 4)
+        defines = (("WG", GROUP), ("SPLITS", splits))
+        sizes = np.int32(width), np.int32(heads), np.int32(tokens)
+        weight, alpha, beta, bias, rate = (ctx.dense(w).data for w in (op.weight, op.alpha, op.beta, op.bias, op.rate))
+        products = Launch(
+            KernelSpec("delta_gates_mma", "delta_gates_mma", defines),
+            (tiles, rows, splits),
+            (GROUP, 1, 1),
+            (ctx.step, ctx.tensors[op.x], weight, alpha, beta, parts, *sizes),
+            shared=4 * GATES_STAGES * (GATES_TOKENS + GATES_ROWS) * GATES_STEP,
+            overlaps=True,
+        )
+        sums = Launch(
+            KernelSpec("delta_gates_mma", "delta_gates_sums", defines),
+            (ceil_div(tokens * 2 * heads, GROUP), 1, 1),
+            (GROUP, 1, 1),
+            (ctx.step, parts, np.float32(op.eps), bias, rate, ctx.tensors[op.out], *sizes),
+            overlaps=True,
+        )
+        return [products, sums]
 
     def delta_rule(self, ctx: Context, op: DeltaRule, bucket: Bucket) -> list[Launch]:
         """Token by token or, on tensor cores, in chunks: a step may have sequences for either."""
@@ -166,7 +198,7 @@ class RecurrentLaunches:
         chunks = Launch(
             KernelSpec("delta_chunks", "delta_chunks", (*defines.items(), ("STAGES", stages))),
             (ceil_div(d_v, DELTA_COLUMNS), heads, seqs),
-            (2 * DELTA_COLUMNS, 1, 1),
+            (DELTA_COLUMNS // 16 * DELTA_PARTS * 32, 1, 1),
             (ctx.step, begin, source, target, qkv, matrices, factors, ctx.state(op.state), ctx.tensors[op.out]),
             shared=stages * _delta_stage(d_k),
             overlaps=True,
@@ -291,4 +323,5 @@ class RecurrentLaunches:
 
 def _delta_stage(d_k: int) -> int:
     """Bytes of shared memory of a chunk in delta_chunks."""
-    return 4 * (2 * DELTA_CHUNK * d_k + DELTA_PAIR + DELTA_FACTORS)
+    queries = DELTA_CHUNK * max(d_k, 2 * DELTA_COLUMNS)
+    return 4 * (queries + DELTA_CHUNK * d_k + DELTA_PAIR + DELTA_FACTORS)
