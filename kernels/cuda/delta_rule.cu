@@ -4,7 +4,6 @@
 //
 // With the state S before a token, both Sᵀk and Sᵀq are found first; S becomes decay * S + k dᵀ with d = strength * (v - decay * Sᵀk),
 // and the result is decay * Sᵀq + (k · q) * d. BATCH tokens at a time have their q and k normalised, by all warps, for all warps.
-#define BATCH 16
 #define EACH 4 /* columns of a warp */
 #define WARPS (COLUMNS / EACH)
 #define VECTORS ((D_K + 4 * WARP - 1) / (4 * WARP)) /* of a column, in each lane */

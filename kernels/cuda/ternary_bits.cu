@@ -11,6 +11,7 @@
 // of later ones as places become free. The terms of all groups lie in shared memory, too, where one thread a row adds them in their order.
 //
 // The arguments are those of ternary_decode. INPUT 0: x is int8 with a scale. 1: x is f32: absmax int8 here, in each block. 2: the same after RMSNorm.
+// 3: x is bits of int8, from transform_quant: of each group 32 words, in which a lane has those of the 16 columns that it counts.
 // PAIR: as in pair.cuh. GLU: rows 0..rows/2-1 of W are gates, the others their ups: a tile is 8 of each and out = act(gate) * up.
 #include "hopper.cuh"
 #include "pair.cuh"
@@ -45,8 +46,12 @@ ternary_bits(const int *step, const void *input, const float *scale, const int *
     extern __shared__ unsigned char unaligned[];                                       // 1024 bytes to align what follows
     unsigned char *ring = unaligned + (1024 - shared_at(unaligned) % 1024) % 1024;     // [WARPS][DEPTH][ITERS][CODES]
     unsigned char *scale_ring = ring + WARPS * DEPTH * ITERS * CODES;                  // [WARPS][DEPTH][ITERS][SCALES]
+#if INPUT == 3
+    float *terms = (float *)(scale_ring + WARPS * DEPTH * ITERS * SCALES);             // [2][TILES * 16][PITCH]
+#else
     unsigned *bits = (unsigned *)(scale_ring + WARPS * DEPTH * ITERS * SCALES);        // [GROUPS][GROUP_WORDS]: [8 bits][8 words]
-    float *terms = (float *)(bits + GROUPS * GROUP_WORDS);                             // [2][TILES * 16][PITCH]
+    float *terms = (float *)(bits + GROUPS * GROUP_WORDS);
+#endif
     __shared__ Barrier full[WARPS * DEPTH];
     __builtin_assume(threadIdx.x < THREADS);
     int warp = threadIdx.x / WARP, lane = threadIdx.x % WARP, group = lane / 4, quarter = lane % 4;
@@ -91,7 +96,7 @@ ternary_bits(const int *step, const void *input, const float *scale, const int *
         if (first + i * stride < all) fetch(first + i * stride + warp / KSPLIT, i);
         copies_commit();
     }
-#if INPUT
+#if INPUT == 1 || INPUT == 2
     float4 v[EACH * 4], gain[EACH * 4];
     auto vector_of = [&](int i) {  // of a unit, which has one in each quarter of its group
         int unit = threadIdx.x + i / 4 * THREADS;
@@ -108,6 +113,16 @@ ternary_bits(const int *step, const void *input, const float *scale, const int *
     start_dependents();
     wait_for_before();
 
+    uint2 x[ITERS][4];  // this thread's share of each group's bits
+#if INPUT == 3
+    float x_scale = *scale;
+#pragma unroll
+    for (int i = 0; i < ITERS * 4; i++) {
+        int g = 4 * (WHOLE ? begin + i / 4 : min(begin + i / 4, STEPS - 1)) + i % 4;
+        unsigned both = ((const unsigned *)input)[g * WARP + lane];
+        x[i / 4][i % 4] = make_uint2(both & 0x55555555u, both >> 1 & 0x55555555u);
+    }
+#else
     int words[EACH][4], done = 0;
 #if INPUT
 #pragma unroll
@@ -141,13 +156,13 @@ ternary_bits(const int *step, const void *input, const float *scale, const int *
     }
     __syncthreads();
 
-    uint2 x[ITERS][4];  // this thread's share of each group's bits
 #pragma unroll
     for (int i = 0; i < ITERS; i++) {
         int g = 4 * (WHOLE ? begin + i : min(begin + i, STEPS - 1));
 #pragma unroll
         for (int j = 0; j < 4; j++) x[i][j] = *(const uint2 *)(bits + (g + j) * GROUP_WORDS + group * 8 + quarter * 2);
     }
+#endif
     int even = 1 << 2 * quarter, odd = quarter == 3 ? -128 : 2 << 2 * quarter;  // what this thread's two bits count
     for (int round = 0;; round++) {
         // Another warp adds each time, as the others go on.

@@ -5,6 +5,9 @@
 // An element's lowest two bits are its place in a vector, the next five its lane, the next three its warp. Blocks of a transform lie
 // within 1,024 elements; its steps over bits of the warp are products with all vectors that differ in them, from shared memory.
 //
+// PLANES: of a single row, the codes' bits too, as ternary_bits counts them: of each group of 128 columns, a lane's word has bit lane / 4
+// of the codes of the 16 columns of lane % 4 in each half of 16. Of a code's columns the first has its byte's highest two bits.
+//
 // GATES: more blocks, behind those of TOKENS rows, have delta_gates of the same rows and norm: a block a head of a token.
 #if KIND == 2
 #include "gate.cuh"
@@ -14,6 +17,11 @@
 #define GATES_ARGS , const float *alpha, const float *beta, const float *bias, const float *rate, float *gates, int heads
 #else
 #define GATES_ARGS
+#endif
+#if PLANES
+#define PLANES_ARGS , unsigned *planes
+#else
+#define PLANES_ARGS
 #endif
 #define CHUNK (4 * WG)
 #define CHUNKS ((DIM + CHUNK * CLUSTER - 1) / (CHUNK * CLUSTER))
@@ -60,9 +68,29 @@ __device__ __forceinline__ float4 transformed(float4 v, float4 (&tile)[WG]) {
     return v;
 }
 
+#if PLANES
+// This lane's word of a group's bits, of the codes of whose columns each lane has four.
+__device__ __forceinline__ unsigned planes_of(int word) {
+    int lane = threadIdx.x % WARP, up = 6 - lane / 8 * 2 + lane / 4 % 2;
+    unsigned all[8];
+#pragma unroll
+    for (int bit = 0; bit < 8; bit++) all[bit] = ((unsigned)word >> bit & 0x01010101u) << up;
+#pragma unroll
+    for (int half = 4, apart = 16; half > 0; half /= 2, apart /= 2) {  // each exchange leaves half of the words to each lane
+        bool high = lane & apart;
+#pragma unroll
+        for (int i = 0; i < half; i++) {
+            unsigned mine = high ? all[i + half] : all[i], other = high ? all[i] : all[i + half];
+            all[i] = mine | __shfl_xor_sync(FULL, other, apart);
+        }
+    }
+    return all[0];
+}
+#endif
+
 extern "C" __global__ void IN_CLUSTER __launch_bounds__(WG)
 transform_quant(const int *step, const float *x, const float *other, const float *weight, const float *signs, float eps,
-                signed char *out, float *scale, int *sums GATES_ARGS) {
+                signed char *out, float *scale, int *sums PLANES_ARGS GATES_ARGS) {
 #if GATES
     if (blockIdx.x >= TOKENS * CLUSTER) {
         int h = (blockIdx.x - TOKENS * CLUSTER) % heads, token = (blockIdx.x - TOKENS * CLUSTER) / heads;
@@ -180,6 +208,10 @@ transform_quant(const int *step, const float *x, const float *other, const float
         float4 scaled = times(v[i], factor);
         int word = pack(scaled.x, scaled.y, scaled.z, scaled.w);
         if (index(i) < DIM / 4) ((int *)(out + (size_t)m * DIM))[index(i)] = word;
+#if PLANES
+        unsigned mine = planes_of(word);
+        if (index(i) < DIM / 4) planes[index(i)] = mine;
+#endif
         if (SUMS) row_sum = add_to_row(word, row_sum);
     }
 #if SUMS

@@ -41,6 +41,7 @@ from bitnet.core.hal import (
 from bitnet.cuda.attention import AttentionOps
 from bitnet.cuda.experts import ExpertLaunches
 from bitnet.cuda.head import HeadOps
+from bitnet.cuda.planes import transforms
 from bitnet.cuda.products import CLUSTERS, DECODE_TOKENS, FEW_TOKENS, MAX_CLUSTER, TENSOR_CORES, Products
 from bitnet.cuda.recurrent import RecurrentLaunches
 from bitnet.cuda.tables import TableOps
@@ -176,7 +177,7 @@ class CudaOps:
 
     def _gated_transform(self, ctx: Context, group: GatedTransform, bucket: Bucket) -> list[Launch] | None:
         glu = group.glu
-        if not self._recurrent.fits(ctx, glu) or (made := self._activated(ctx, group, bucket)) is None:
+        if not transforms(ctx, glu) or (made := self._activated(ctx, group, bucket)) is None:
             return None
         return [*made, self._recurrent.transform(ctx, glu, bucket, glu_products(ctx, glu))]
 

@@ -17,6 +17,7 @@ from bitnet.core.hal import DenseMatmul, TernaryMatmul
 from bitnet.cuda.bits import bits_product, bits_shape
 from bitnet.cuda.few import FewShape, few_product, few_shape
 from bitnet.cuda.pairs import Pair
+from bitnet.cuda.planes import planes_of
 from bitnet.cuda.slices import SliceShape, slice_product, slice_shape
 from bitnet.cuda.tiles import ALIGNMENT, MANY_TOKENS, PANEL, TILES, ProductTile, TiledMatrix, group_tile, product_tile
 from bitnet.cuda.weights import ternary
@@ -174,6 +175,10 @@ class Products:
         groups = {ternary(ctx, op.weights).group for op in products}
         return self._wgmma and groups == {BOUNDED_GROUP}
 
+    def planes(self, ctx: Context, name: str, bucket: Bucket) -> Buffer | None:
+        """Bits of an int8 tensor's codes, as :func:`planes_of`, where there is a kernel that reads them."""
+        return planes_of(ctx, name, bucket) if self._wgmma else None
+
     def row_sums(self, ctx: Context, op: TernaryMatmul, bucket: Bucket) -> list[Launch]:
         """The launch that computes the sums of the activations, if no operation of the program quantises them."""
         bounded = self.bounded(ctx, op.x)
@@ -200,8 +205,9 @@ class Products:
             tiles, split = self._group_shape(w.rows, w.row_bytes)
         if self._wgmma and bucket.tokens == 1:
             ready = source.kind == 0
-            if shape := bits_shape(w, self._multiprocessors, BITS_SHARED, ready=ready):
-                return bits_product(ctx, op, source, out, activation, shape)
+            planes = self.planes(ctx, op.x, bucket) if ready else None
+            if shape := bits_shape(w, self._multiprocessors, BITS_SHARED, ready=ready, sliced=planes is not None):
+                return bits_product(ctx, op, source, out, activation, shape, planes)
         cluster = bucket.tokens if source.kind else 1
         if cluster > 1:  # smaller blocks, so that no cluster has to wait for another
             tiles = min(tiles, ROOMY_WARPS // split or 1)
@@ -234,8 +240,9 @@ class Products:
         both = replace(pair.first, rows=pair.first.rows + pair.second.rows)
         if self._wgmma and bucket.tokens == 1:
             source = ProductInput(ctx.tensors[op.x], scale=ctx.tensors[op.scale])
-            if bits := bits_shape(both, self._multiprocessors, BITS_SHARED, ready=True):
-                return bits_product(ctx, op, source, pair.convolved, "", bits, pair)
+            planes = self.planes(ctx, op.x, bucket)
+            if bits := bits_shape(both, self._multiprocessors, BITS_SHARED, ready=True, sliced=planes is not None):
+                return bits_product(ctx, op, source, pair.convolved, "", bits, planes, pair)
         if few := self._few(both, bucket.tokens):
             return few_product(ctx, op, bucket.tokens, pair.convolved, "", few, pair)
         return None

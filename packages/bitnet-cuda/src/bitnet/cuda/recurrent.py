@@ -25,6 +25,7 @@ from bitnet.core.hal import (
     TernaryMatmul,
 )
 from bitnet.cuda.pairs import pair_of
+from bitnet.cuda.planes import CHUNK, transforms
 from bitnet.cuda.products import (
     CLUSTERS,
     DECODE_TOKENS,
@@ -38,14 +39,8 @@ from bitnet.cuda.weights import ternary
 
 GROUP = 256
 """Threads of a block of transform_quant."""
-CHUNK = 4 * GROUP
-"""Elements of a row that such a block transforms at a time."""
-MAX_CHUNKS = 32
-"""Maximum chunks of a row; more need too many registers."""
 ROW_WARPS = 10
 """Maximum warps of a block of transform_rows, for their shared memory."""
-MAX_HEAD = 128
-"""Maximum elements of a head that transform_quant normalises: those of a warp."""
 GATES_WITH_NORM = True
 """Whether steps of few tokens compute decays and strengths in the launch that norms the same rows."""
 INPUTS_AT_ONCE = True
@@ -63,6 +58,9 @@ GATES_TOKENS, GATES_ROWS, GATES_STEP, GATES_STAGES = 64, 96, 32, 4
 """Sizes of delta_gates_mma, as in its source: tokens and rows of a block, columns that it takes at a time, and how many
 times those are in shared memory."""
 
+DELTA_BATCH = 16
+"""Tokens of delta_rule that have their q and k in shared memory at a time. In steps of one token it is 1, so that
+blocks fit beside those of the product before and fetch their states early."""
 DELTA_TOKENS = 64
 """Maximum tokens of a step without chunks of the delta rule."""
 DELTA_CHUNK, DELTA_COLUMNS, DELTA_PARTS, DELTA_GROUP = 64, 64, 4, 256
@@ -114,7 +112,7 @@ class RecurrentLaunches:
     def inputs(self, ctx: Context, group: RecurrentInputs, bucket: Bucket) -> list[Launch] | None:
         """What a recurrent layer computes before the delta rule, in two launches where they support its shape."""
         norm, gates = group.norm, group.gates
-        if bucket.tokens > DECODE_TOKENS or norm.transform is None or norm.weight is None or not self.fits(ctx, norm):
+        if bucket.tokens > DECODE_TOKENS or norm.transform is None or norm.weight is None or not transforms(ctx, norm):
             return None
         together = GATES_WITH_NORM and ctx.shape(norm.x)[1] <= MAX_GATES_WIDTH
         pair = pair_of(ctx, group) if INPUTS_AT_ONCE else None
@@ -173,6 +171,8 @@ class RecurrentLaunches:
     def delta_rule(self, ctx: Context, op: DeltaRule, bucket: Bucket) -> list[Launch]:
         """Token by token or, on tensor cores, in chunks: a step may have sequences for either."""
         (launch,) = self._overlapping(ctx, op, bucket)
+        batch = ("BATCH", 1 if bucket.tokens == 1 else DELTA_BATCH)
+        launch = replace(launch, kernel=replace(launch.kernel, defines=(*launch.kernel.defines, batch)))
         heads, d_k, d_v = ctx.program.states[op.state].shape
         stages = self._chunk_stages(d_k)
         if not stages or bucket.tokens <= DELTA_TOKENS or ctx.program.deterministic:
@@ -214,17 +214,10 @@ class RecurrentLaunches:
 
     def quantised(self, ctx: Context, op: Transforming, bucket: Bucket) -> list[Launch]:
         """A quantisation with a transform or a gate, in one launch if the kernel supports its shape."""
-        if not isinstance(op, NormRows | Embed) and self.fits(ctx, op):
+        if not isinstance(op, NormRows | Embed) and transforms(ctx, op):
             return [self.transform(ctx, op, bucket)]
         launches = self._shared[Transformed](ctx, op, bucket) or []
         return [replace(launch, overlaps=True) for launch in launches]
-
-    def fits(self, ctx: Context, op: Quantising) -> bool:
-        """Whether transform_quant supports an operation."""
-        if op.transform is not None and op.transform.block > CHUNK:
-            return False
-        head = ctx.program.weights[op.weight].shape[0] if isinstance(op, GatedQuant) and op.weight else 4
-        return head & (head - 1) == 0 and 4 <= head <= MAX_HEAD and ctx.shape(op.out)[1] <= MAX_CHUNKS * CHUNK
 
     def transform(
         self,
@@ -280,6 +273,9 @@ class RecurrentLaunches:
             ctx.tensors[op.scale],
             row_sums(ctx, op.out) if sums else ctx.step,
         )
+        if planes := self._products.planes(ctx, op.out, bucket):
+            defines["PLANES"] = 1
+            args = (*args, planes)
         name, grid, block = "transform_quant", bucket.tokens * cluster, GROUP
         if bucket.tokens > FEW_GROUP_TOKENS[-1] and self._by_rows(op, width):
             units = ceil_div(width, CHUNK)
