@@ -3,8 +3,9 @@
 #include "gates.cuh"
 #include "tf32.cuh"
 #define TOKENS 64
-#define ROWS 96 /* of a block; a warp has 16 tokens and half of them */
-#define TILES (ROWS / 16)
+#define ROWS 96 /* of a block; a warp has 16 tokens and SHARE of them */
+#define SHARE (ROWS / (WG / WARP / 4))
+#define TILES (SHARE / 8)
 #define STEP 32
 #define STAGES 4
 #define LONG 4 /* steps whose products stay in sums of the tensor cores */
@@ -26,8 +27,8 @@ delta_gates_mma(const int *step, const float *x, const float *weight, const floa
         float *to = ring + i % STAGES * STAGE;
         if (i < end) {
 #pragma unroll
-            for (int j = 0; j < STAGE / 4 / WG; j++) {
-                int row = (threadIdx.x + j * WG) / 8, piece = threadIdx.x % 8, n = first_row + row - TOKENS;
+            for (int j = threadIdx.x; j < STAGE / 4; j += WG) {
+                int row = j / 8, piece = j % 8, n = first_row + row - TOKENS;
                 bool there = row < TOKENS ? m0 + row < tokens : n < 2 * heads;
                 const float *from = row < TOKENS ? x + (size_t)(m0 + row) * width : n < heads ? alpha + (size_t)n * width : beta + (size_t)(n - heads) * width;
                 copy_async(to + row * STEP + (piece ^ row % 2 * 4) * 4, there ? from + i * STEP + piece * 4 : x, there);
@@ -36,7 +37,7 @@ delta_gates_mma(const int *step, const float *x, const float *weight, const floa
         copies_commit();
     };
     for (int i = 0; i < STAGES - 1; i++) fetch(begin + i);
-    int token = warp % 4 * 16 + group, row = warp / 4 * (ROWS / 2) + group;  // and the token 8 behind, and every 8th row
+    int token = warp % 4 * 16 + group, row = warp / 4 * SHARE + group;  // and the token 8 behind, and every 8th row
     float dots[TILES][4] = {}, squared[2] = {};
     Sums3 sums[TILES] = {};
     for (int i = begin; i < end; i++) {

@@ -21,6 +21,7 @@ delta_prepare(const int *step, int seq_begin, const float *qkv, const float *gat
     copy_heads<WG>(heads, qkv, key_head, first, count);
     copies_wait<0>();
     __syncthreads();
+#pragma unroll 4
     for (int i = warp; i < 2 * CHUNK; i += WG / WARP) {
         float4 *at = (float4 *)(heads + i * D_K) + (lane ^ swizzle(i) / 4);
         bool there = lane < D_K / 4;

@@ -54,9 +54,9 @@ GATE_TOKENS = 8
 """Tokens of a block of delta_gates_tile, which steps of more tokens use."""
 GATE_ROWS, GATE_WARPS = 4, (8, 2)
 """Rows of a warp of it; warps that share their columns, in steps of few tokens and of many."""
-GATES_TOKENS, GATES_ROWS, GATES_STEP, GATES_STAGES = 64, 96, 32, 4
-"""Sizes of delta_gates_mma, as in its source: tokens and rows of a block, columns that it takes at a time, and how many
-times those are in shared memory."""
+GATES_TOKENS, GATES_ROWS, GATES_STEP, GATES_STAGES, GATES_GROUP = 64, 96, 32, 4, 512
+"""Sizes of delta_gates_mma, as in its source: tokens and rows of a block, columns that it takes at a time, how many
+times those are in shared memory, and threads of a block."""
 
 DELTA_BATCH = 16
 """Tokens of delta_rule that have their q and k in shared memory at a time. In steps of one token it is 1, so that
@@ -148,21 +148,21 @@ class RecurrentLaunches:
         splits = max(1, min(self._multiprocessors // (tiles * rows), width // GATES_STEP))
         most = max(ctx.program.limits.max_tokens, GATES_TOKENS * self._multiprocessors)
         parts = ctx.scratch("delta gates", most * (2 * heads + 1) * 4)
-        defines = (("WG", GROUP), ("SPLITS", splits))
+        defines = (("WG", GATES_GROUP), ("SPLITS", splits))
         sizes = np.int32(width), np.int32(heads), np.int32(tokens)
         weight, alpha, beta, bias, rate = (ctx.dense(w).data for w in (op.weight, op.alpha, op.beta, op.bias, op.rate))
         products = Launch(
             KernelSpec("delta_gates_mma", "delta_gates_mma", defines),
             (tiles, rows, splits),
-            (GROUP, 1, 1),
+            (GATES_GROUP, 1, 1),
             (ctx.step, ctx.tensors[op.x], weight, alpha, beta, parts, *sizes),
             shared=4 * GATES_STAGES * (GATES_TOKENS + GATES_ROWS) * GATES_STEP,
             overlaps=True,
         )
         sums = Launch(
             KernelSpec("delta_gates_mma", "delta_gates_sums", defines),
-            (ceil_div(tokens * 2 * heads, GROUP), 1, 1),
-            (GROUP, 1, 1),
+            (ceil_div(tokens * 2 * heads, GATES_GROUP), 1, 1),
+            (GATES_GROUP, 1, 1),
             (ctx.step, parts, np.float32(op.eps), bias, rate, ctx.tensors[op.out], *sizes),
             overlaps=True,
         )
