@@ -9,12 +9,13 @@
 #define STEP 32
 #define STAGES 4
 #define LONG 4 /* steps whose products stay in sums of the tensor cores */
-#define STAGE ((TOKENS + ROWS) * STEP)
+#define ALL (TOKENS + ROWS + 1) /* rows in shared memory: of x, of the weights, and of the norm's weight */
+#define STAGE (ALL * STEP)
 
 extern "C" __global__ void __launch_bounds__(WG)
 delta_gates_mma(const int *step, const float *x, const float *weight, const float *alpha, const float *beta, float *parts, int width,
                 int heads, int most) {
-    extern __shared__ __align__(128) float ring[];  // [STAGES]: TOKENS rows of x, ROWS of the weights
+    extern __shared__ __align__(128) float ring[];  // [STAGES][ALL][STEP]
     int warp = threadIdx.x / WARP, lane = threadIdx.x % WARP, group = lane / 4, quarter = lane % 4;
     int m0 = blockIdx.x * TOKENS, first_row = blockIdx.y * ROWS, split = blockIdx.z, all = width / STEP, each = (all + SPLITS - 1) / SPLITS;
     int begin = split * each, end = min(all, begin + each);
@@ -29,8 +30,8 @@ delta_gates_mma(const int *step, const float *x, const float *weight, const floa
 #pragma unroll
             for (int j = threadIdx.x; j < STAGE / 4; j += WG) {
                 int row = j / 8, piece = j % 8, n = first_row + row - TOKENS;
-                bool there = row < TOKENS ? m0 + row < tokens : n < 2 * heads;
-                const float *from = row < TOKENS ? x + (size_t)(m0 + row) * width : n < heads ? alpha + (size_t)n * width : beta + (size_t)(n - heads) * width;
+                bool there = row < TOKENS ? m0 + row < tokens : n < 2 * heads || row == ALL - 1;
+                const float *from = row == ALL - 1 ? weight : row < TOKENS ? x + (size_t)(m0 + row) * width : n < heads ? alpha + (size_t)n * width : beta + (size_t)(n - heads) * width;
                 copy_async(to + row * STEP + (piece ^ row % 2 * 4) * 4, there ? from + i * STEP + piece * 4 : x, there);
             }
         }
@@ -48,7 +49,7 @@ delta_gates_mma(const int *step, const float *x, const float *weight, const floa
         auto four = [&](int of, int half) { return *(const float4 *)(stage + of * STEP + ((half ^ of % 2) * 4 + quarter) * 4); };
 #pragma unroll
         for (int half = 0; half < 2; half++) {
-            float4 gain = ((const float4 *)weight)[i * (STEP / 4) + half * 4 + quarter];
+            float4 gain = four(ALL - 1, half);
             float4 low = four(token, half), high = four(token + 8, half);
             squared[0] += squares(low), squared[1] += squares(high);
             low = times(low, gain), high = times(high, gain);

@@ -13,8 +13,7 @@
 
 __device__ __forceinline__ float dot(float4 a, float4 b) { return (a.x * b.x + a.y * b.y) + (a.z * b.z + a.w * b.w); }
 
-// Five blocks a multiprocessor, the most without spills, so that more of the states are on their way.
-extern "C" __global__ void __launch_bounds__(WARPS * WARP, 5)
+extern "C" __global__ void __launch_bounds__(WARPS * WARP)
 delta_rule(const int *step, int seq_begin, int state_from, int state_to, const float *qkv, const float *gates, float *state,
            float *out, float eps) {
     int warp = threadIdx.x / WARP, lane = threadIdx.x % WARP, h = blockIdx.y, s = blockIdx.z;

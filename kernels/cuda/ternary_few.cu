@@ -10,6 +10,8 @@
 // GLU: as in ternary_decode, every 16 rows are 8 gates and their 8 ups.
 // GROUP: columns of K that share a scale of a row (64, 128 or 256); 0: one scale for all. Codes are then two's complement, and the products
 // of each group are added, times its scale, to f32 sums, in their order.
+// ORDERED: x is in the order in which threads need it, from transform_quant: for each 256 columns, uint4 [2 blocks][2 halves][lane] of two
+// bit pairs each. Threads load it where they multiply, so that nobody waits for all of x. For 8 tokens at most, and whole steps.
 // PAIR: as in pair.cuh.
 #include "pair.cuh"
 #define NT (TOKENS / 8)
@@ -84,9 +86,9 @@ extern "C" __global__ void __launch_bounds__(THREADS)
 ternary_few(const int *step, const signed char *x, const float *scale, const int *sums, const unsigned char *codes, const void *w_scale,
             float *out, int rows PAIR_ARGS(unsigned char *, void)) {
     extern __shared__ __align__(128) unsigned char memory[];  // [WARPS][DEPTH][STAGE], [TOKENS][X_PITCH]
-    signed char *x_shared = (signed char *)memory + WARPS * DEPTH * STAGE;
+    [[maybe_unused]] signed char *x_shared = (signed char *)memory + WARPS * DEPTH * STAGE;
 #if KSPLIT > 1
-    auto passed = (float(*)[KSPLIT][PASSED][RESULTS][WARP])(x_shared + TOKENS * X_PITCH);  // [SLOTS]
+    auto passed = (float(*)[KSPLIT][PASSED][RESULTS][WARP])(x_shared + (ORDERED ? 0 : TOKENS * X_PITCH));  // [SLOTS]
 #endif
     __builtin_assume(threadIdx.x < THREADS);
     int warp = threadIdx.x / WARP, lane = threadIdx.x % WARP, group = lane / 4, quarter = lane % 4;
@@ -137,6 +139,7 @@ ternary_few(const int *step, const signed char *x, const float *scale, const int
     int tokens = min(STEP_TOKENS(step) - m0, TOKENS);
     if (tokens <= 0) return;
 
+#if !ORDERED
     // Zeros past the step's tokens: blocks that all repeat one row would wait for its part of the second-level cache.
     for (int i = threadIdx.x; i < TOKENS * (X_BYTES / 16); i += THREADS) {
         int m = i / (X_BYTES / 16), k = i % (X_BYTES / 16) * 16;
@@ -144,6 +147,7 @@ ternary_few(const int *step, const signed char *x, const float *scale, const int
         copy_async(x_shared + m * X_PITCH + k, x + (there ? (size_t)(m0 + m) * COLS + k : 0), there);
     }
     copies_commit();
+#endif
     auto token_of = [&](int i) {  // of this warp's result number i
         int u = part * SHARE + i;
         return u / 4 * 8 + quarter * 2 + u / 2 % 2;
@@ -164,27 +168,40 @@ ternary_few(const int *step, const signed char *x, const float *scale, const int
 #pragma unroll
     for (int i = 0; i < SHARE; i++) entries[i] = entries_of(m0 + min(token_of(i), tokens - 1), step, token_seq, state_from, state_to);
 #endif
+#if ORDERED
+    const uint4 *x_at = (const uint4 *)x + part * 128 + lane;
+#else
     copies_wait<0>();
     __syncthreads();
 
     const signed char *x_at = x_shared + group * X_PITCH + quarter * 8 + part * 256;
+#endif
     unsigned code_at = group * 64 + (group / 2 % 2) * 32 + quarter * 8;
     int now = 0;
 #if GROUP == 256
     unsigned first_scale[2];  // numbers of this warp's first scales of rows low and high
 #endif
     auto load = [&](Operands &o, int s) {
+#if ORDERED
+#pragma unroll
+        for (int i = 0; i < 4; i++) {
+            uint4 two = x_at[s * (KSPLIT * 128) + i * WARP];
+            o.x[i / 2][i % 2 * 2][0] = make_uint2(two.x, two.y), o.x[i / 2][i % 2 * 2 + 1][0] = make_uint2(two.z, two.w);
+        }
+#endif
         copies_wait<DEPTH - 2>();
         __syncwarp();
         const unsigned char *stage = ring + now;
         now = now + STAGE == DEPTH * STAGE ? 0 : now + STAGE;
 #pragma unroll
         for (int i = 0; i < 4; i++) o.words[i / 2][i % 2] = *(const uint2 *)(stage + (code_at ^ i / 2 * 32) + i % 2 * 512);
+#if !ORDERED
 #pragma unroll
         for (int i = 0; i < 8 * NT; i++) {
             int b = i / (4 * NT), plane = i / NT % 4, n = i % NT;
             o.x[b][plane][n] = *(const uint2 *)(x_at + s * (KSPLIT * 256) + n * 8 * X_PITCH + b * 128 + plane * 32);
         }
+#endif
 #if GROUP
         o.units[0] = *(const Units *)(stage + CODES + group * (SCALES / 16));
         o.units[1] = *(const Units *)(stage + CODES + (group + 8) * (SCALES / 16));

@@ -8,6 +8,8 @@
 // PLANES: of a single row, the codes' bits too, as ternary_bits counts them: of each group of 128 columns, a lane's word has bit lane / 4
 // of the codes of the 16 columns of lane % 4 in each half of 16. Of a code's columns the first has its byte's highest two bits.
 //
+// ORDERED: of up to 8 rows, the codes also in the order of ternary_few.
+//
 // GATES: more blocks, behind those of TOKENS rows, have delta_gates of the same rows and norm: a block a head of a token.
 #if KIND == 2
 #include "gate.cuh"
@@ -20,6 +22,8 @@
 #endif
 #if PLANES
 #define PLANES_ARGS , unsigned *planes
+#elif ORDERED
+#define PLANES_ARGS , int *ordered
 #else
 #define PLANES_ARGS
 #endif
@@ -211,6 +215,9 @@ transform_quant(const int *step, const float *x, const float *other, const float
 #if PLANES
         unsigned mine = planes_of(word);
         if (index(i) < DIM / 4) planes[index(i)] = mine;
+#elif ORDERED
+        int at = index(i) % 64, block = at / 32, pair = at / 8 % 4, quarter = at / 2 % 4;  // of 256 columns, where four lie side by side
+        if (index(i) < DIM / 4) ordered[index(i) / 64 * 512 + ((block * 2 + pair / 2) * WARP + m * 4 + quarter) * 4 + pair % 2 * 2 + at % 2] = word;
 #endif
         if (SUMS) row_sum = add_to_row(word, row_sum);
     }

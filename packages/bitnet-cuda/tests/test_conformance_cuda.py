@@ -246,11 +246,16 @@ class TestConformance(ConformanceSuite):
         check_inputs(device, rng, shape)
 
     @needs(STATES)
-    @pytest.mark.parametrize("shape", [(9, 3, 36), (61, 48, 644), (65, 7, 132), (200, 33, 2564)], ids=str)
+    @pytest.mark.parametrize(
+        "shape",
+        [(9, 3, 36), (61, 48, 644), (65, 7, 132), (200, 33, 2564), (70, 3, 32), (129, 48, 5120), (200, 50, 992)],
+        ids=str,
+    )
     def test_delta_gates_of_many_tokens(
         self, device: Device, rng: np.random.Generator, shape: tuple[int, int, int]
     ) -> None:
-        """Tiles of tokens and heads, ragged in both; columns for eight warps, or for one."""
+        """Tiles of tokens and heads, ragged in both; columns for eight warps, or for one; and on tensor cores, with
+        as many shares of the columns as there are steps, and fewer."""
         self.test_delta_gates(device, rng, shape)
 
     @needs(STATES)
@@ -283,11 +288,25 @@ class TestConformance(ConformanceSuite):
 
     @needs(STATES)
     @pytest.mark.parametrize("group", [None, 64, 128], ids=str)
-    @pytest.mark.parametrize(("m", "k", "block"), [(65, 2176, 128), (200, 5120, 1024)])
-    def test_products_of_many_transformed_rows(
+    @pytest.mark.parametrize(
+        ("m", "k", "block"),
+        [
+            (1, 512, 128),
+            (1, 5120, 1024),
+            (1, 17408, 1024),
+            (3, 256, 256),
+            (4, 1280, 256),
+            (7, 5120, 1024),
+            (8, 17408, 1024),
+            (65, 2176, 128),
+            (200, 5120, 1024),
+        ],
+    )
+    def test_products_of_transformed_rows(
         self, device: Device, rng: np.random.Generator, m: int, k: int, block: int, group: int | None
     ) -> None:
-        """The bits of a product, for which the quantisation finds sums of rows or their greatest sum of a group."""
+        """The bits of a product. Of few rows, the quantisation also leaves codes as the product reads them; of many, it
+        finds sums of rows or their greatest sum of a group."""
         units = rng.uniform(0.01, 0.1, (130, k // group)).astype(np.float16) if group else 0.0625
         w = random_ternary(rng, 130, k)
         specs = [tensor("x", "f32", "M", k), tensor("q", "i8", "M", k), tensor("s", "f32", "M")]

@@ -96,14 +96,14 @@ def bits_product(
     out: Buffer,
     activation: str,
     shape: BitsShape,
-    planes: Buffer | None = None,
+    bits: Buffer | None = None,
     pair: Pair | None = None,
 ) -> Launch:
     """A product of one token, with the operations before and after it that ``source`` and ``activation`` name, or with
     the other one of a pair.
 
     Args:
-        planes: The activations as bits.
+        bits: Those of the activations' codes.
     """
     w = ternary(ctx, op.weights)
     defines = {
@@ -111,14 +111,14 @@ def bits_product(
         "TILES": shape.tiles,
         "KSPLIT": shape.split,
         "DEPTH": shape.depth,
-        "INPUT": source.kind if planes is None else PLANES,
+        "INPUT": source.kind if bits is None else PLANES,
         **product_defines(op, activation),
         **(pair.defines if pair else {}),
     }
     tile_rows = ROWS // 2 if activation else ROWS
     codes = TiledMatrix(w.codes, w.rows, w.row_bytes, tile_rows, PANEL)
     args = product_args(ctx, op, source, out)
-    args = (args[0], planes or args[1], *args[2:6], codes, *args[7:])
+    args = (args[0], bits or args[1], *args[2:6], codes, *args[7:])
     if pair:
         second = pair.second
         args = (*args, *pair.args(TiledMatrix(second.codes, second.rows, second.row_bytes, tile_rows, PANEL)))

@@ -54,11 +54,14 @@ class FewShape(NamedTuple):
     shared: int
 
 
-def few_shape(w: TernaryBuffer, tokens: int, multiprocessors: int, most: int, *, glu: bool = False) -> FewShape | None:
+def few_shape(
+    w: TernaryBuffer, tokens: int, multiprocessors: int, most: int, *, glu: bool = False, ordered: bool = False
+) -> FewShape | None:
     """The launch for a matrix, or None if the kernel does not support it with ``most`` bytes of shared memory.
 
     Args:
         glu: The results are gates and ups. Every matrix that is supported without is supported with it, too.
+        ordered: Activations come in the order in which threads need them, and take no shared memory.
     """
     if w.cols % 16 or (w.group is not None and (w.group not in GROUPS or w.cols % STEP)):
         return None
@@ -75,18 +78,19 @@ def few_shape(w: TernaryBuffer, tokens: int, multiprocessors: int, most: int, *,
         alone = one if each == min(TOKENS) and WARPS < one <= MAX_ROUND_WARPS else WARPS
         choices = [(wanted, warps) for warps in SPLIT_WARPS[each]] if wanted > 1 else []
         for (split, warps), depth in product((*choices, (1, alone), (1, WARPS)), DEPTHS):
-            shared = _shared(w, each, warps, split, depth)
+            shared = _shared(w, each, warps, split, depth, ordered=ordered)
             if shared <= most:
                 return FewShape(each, warps, split, depth, blocks, shared)
     return None
 
 
-def _shared(w: TernaryBuffer, tokens: int, warps: int, split: int, depth: int) -> int:
+def _shared(w: TernaryBuffer, tokens: int, warps: int, split: int, depth: int, *, ordered: bool) -> int:
     """Bytes of shared memory of a block: activations, codes and scales, and results that warps pass on."""
     steps = ceil_div(ceil_div(4 * w.row_bytes, STEP), split) * split
     stage = ROWS * (STEP // 4 + (0 if w.group is None else max(4, STEP // w.group * 2)))
     passed = tokens // 2 * 128 * (1 if w.group is None else 2 * STEP // w.group)
-    return tokens * (steps * STEP + 32) + warps * (depth * stage + (passed if split > 1 else 0))
+    x = 0 if ordered else tokens * (steps * STEP + 32)
+    return x + warps * (depth * stage + (passed if split > 1 else 0))
 
 
 def few_product(
@@ -96,9 +100,14 @@ def few_product(
     out: Buffer,
     activation: str,
     shape: FewShape,
+    codes: Buffer | None = None,
     pair: Pair | None = None,
 ) -> Launch:
-    """A product, with the activation after it that ``activation`` names, or with the other one of a pair."""
+    """A product, with the activation after it that ``activation`` names, or with the other one of a pair.
+
+    Args:
+        codes: The activations in the order of the kernel.
+    """
     w = ternary(ctx, op.weights)
     defines = {
         "COLS": w.cols,
@@ -108,11 +117,13 @@ def few_product(
         "WARPS": shape.warps,
         "KSPLIT": shape.split,
         "DEPTH": shape.depth,
+        "ORDERED": int(codes is not None),
         **product_defines(op, activation),
         **w.defines,
         **(pair.defines if pair else {}),
     }
-    args = (*tiled_args(ctx, op, out), *(pair.args(pair.second.codes) if pair else ()))
+    step, x, *rest = tiled_args(ctx, op, out)
+    args = (step, codes or x, *rest, *(pair.args(pair.second.codes) if pair else ()))
     spec = KernelSpec("ternary_few", "ternary_few", tuple(defines.items()))
     grid, block = (shape.blocks, ceil_div(tokens, shape.tokens), 1), (32 * shape.warps, 1, 1)
     return Launch(spec, grid, block, args, shape.shared, overlaps=True)

@@ -1,4 +1,4 @@
-"""Where transform_quant computes an operation, and the bits of one token's codes that it leaves for ternary_bits."""
+"""Where transform_quant computes an operation, and codes of few tokens in the order in which products read them."""
 
 from __future__ import annotations
 
@@ -6,12 +6,15 @@ from bitnet.core.gpu import Bucket, Buffer, Context
 from bitnet.core.gpu.ops.recurrent import Quantising
 from bitnet.core.hal import GatedQuant, GluNormQuant, NormQuant, TernaryMatmul
 from bitnet.cuda.bits import GROUP, STEP
+from bitnet.cuda.few import STEP as FEW_STEP
 from bitnet.cuda.weights import ternary
 
 CHUNK = 1024
 """Elements of a row that a block of transform_quant transforms at a time."""
 MAX_CHUNKS = 32
 """Maximum chunks of a row; more need too many registers."""
+FEWEST, ORDERED_TOKENS = 3, 8
+"""Tokens of a step whose codes are put into the order of ternary_few."""
 MAX_HEAD = 128
 """Maximum elements of a head that transform_quant normalises: those of a warp."""
 
@@ -24,15 +27,21 @@ def transforms(ctx: Context, op: Quantising) -> bool:
     return head & (head - 1) == 0 and 4 <= head <= MAX_HEAD and ctx.shape(op.out)[1] <= MAX_CHUNKS * CHUNK
 
 
-def planes_of(ctx: Context, name: str, bucket: Bucket) -> Buffer | None:
-    """Bits of the codes of an int8 tensor with one row, a byte a code; None unless each operation that makes the tensor
-    leaves them, and a product reads them."""
+def ordered(ctx: Context, name: str, step: int) -> bool:
+    """Whether transform_quant makes an int8 tensor, and a product with scales of groups reads it, whole steps at a
+    time."""
     made = [op for op in ctx.program.ops if isinstance(op, NormQuant | GluNormQuant | GatedQuant) and op.out == name]
     whole = all((isinstance(op, GatedQuant) or op.transform) and transforms(ctx, op) for op in made)
     read = (op for op in ctx.program.ops if isinstance(op, TernaryMatmul) and op.x == name)
-    width = ctx.shape(name)[1]
-    if bucket.tokens > 1 or not made or not whole or width % STEP:
-        return None
-    if not any(ternary(ctx, op.weights).group == GROUP for op in read):
-        return None
-    return ctx.scratch(f"planes of {name}", width)
+    groups = {ternary(ctx, op.weights).group for op in read}
+    return bool(made) and whole and ctx.shape(name)[1] % step == 0 and groups == {GROUP}
+
+
+def codes_of(ctx: Context, name: str, bucket: Bucket) -> Buffer | None:
+    """Codes of an int8 tensor as the products of so few tokens read them, beside the tensor itself: as bits for
+    ternary_bits, and in the order of ternary_few. None where they read the tensor."""
+    if bucket.tokens == 1 and ordered(ctx, name, STEP):
+        return ctx.scratch(f"bits of {name}", ctx.shape(name)[1])
+    if FEWEST <= bucket.tokens <= ORDERED_TOKENS and ordered(ctx, name, FEW_STEP):
+        return ctx.zeroed(f"ordered {name}", ORDERED_TOKENS * ctx.shape(name)[1])
+    return None

@@ -17,7 +17,7 @@ from bitnet.core.hal import DenseMatmul, TernaryMatmul
 from bitnet.cuda.bits import bits_product, bits_shape
 from bitnet.cuda.few import FewShape, few_product, few_shape
 from bitnet.cuda.pairs import Pair
-from bitnet.cuda.planes import planes_of
+from bitnet.cuda.planes import codes_of
 from bitnet.cuda.slices import SliceShape, slice_product, slice_shape
 from bitnet.cuda.tiles import ALIGNMENT, MANY_TOKENS, PANEL, TILES, ProductTile, TiledMatrix, group_tile, product_tile
 from bitnet.cuda.weights import ternary
@@ -175,9 +175,10 @@ class Products:
         groups = {ternary(ctx, op.weights).group for op in products}
         return self._wgmma and groups == {BOUNDED_GROUP}
 
-    def planes(self, ctx: Context, name: str, bucket: Bucket) -> Buffer | None:
-        """Bits of an int8 tensor's codes, as :func:`planes_of`, where there is a kernel that reads them."""
-        return planes_of(ctx, name, bucket) if self._wgmma else None
+    def codes(self, ctx: Context, name: str, bucket: Bucket) -> Buffer | None:
+        """An int8 tensor as :func:`codes_of`, where there are kernels that read it so."""
+        able = self._wgmma if bucket.tokens == 1 else self._tensor_cores
+        return codes_of(ctx, name, bucket) if able else None
 
     def row_sums(self, ctx: Context, op: TernaryMatmul, bucket: Bucket) -> list[Launch]:
         """The launch that computes the sums of the activations, if no operation of the program quantises them."""
@@ -205,9 +206,9 @@ class Products:
             tiles, split = self._group_shape(w.rows, w.row_bytes)
         if self._wgmma and bucket.tokens == 1:
             ready = source.kind == 0
-            planes = self.planes(ctx, op.x, bucket) if ready else None
-            if shape := bits_shape(w, self._multiprocessors, BITS_SHARED, ready=ready, sliced=planes is not None):
-                return bits_product(ctx, op, source, out, activation, shape, planes)
+            codes = self.codes(ctx, op.x, bucket) if ready else None
+            if shape := bits_shape(w, self._multiprocessors, BITS_SHARED, ready=ready, sliced=codes is not None):
+                return bits_product(ctx, op, source, out, activation, shape, codes)
         cluster = bucket.tokens if source.kind else 1
         if cluster > 1:  # smaller blocks, so that no cluster has to wait for another
             tiles = min(tiles, ROOMY_WARPS // split or 1)
@@ -240,11 +241,12 @@ class Products:
         both = replace(pair.first, rows=pair.first.rows + pair.second.rows)
         if self._wgmma and bucket.tokens == 1:
             source = ProductInput(ctx.tensors[op.x], scale=ctx.tensors[op.scale])
-            planes = self.planes(ctx, op.x, bucket)
-            if bits := bits_shape(both, self._multiprocessors, BITS_SHARED, ready=True, sliced=planes is not None):
-                return bits_product(ctx, op, source, pair.convolved, "", bits, planes, pair)
-        if few := self._few(both, bucket.tokens):
-            return few_product(ctx, op, bucket.tokens, pair.convolved, "", few, pair)
+            codes = self.codes(ctx, op.x, bucket)
+            if bits := bits_shape(both, self._multiprocessors, BITS_SHARED, ready=True, sliced=codes is not None):
+                return bits_product(ctx, op, source, pair.convolved, "", bits, codes, pair)
+        codes = self.codes(ctx, op.x, bucket)
+        if few := self._few(both, bucket.tokens, ordered=codes is not None):
+            return few_product(ctx, op, bucket.tokens, pair.convolved, "", few, codes, pair)
         return None
 
     def decodes(self, w: TernaryBuffer, bucket: Bucket) -> bool:
@@ -254,13 +256,13 @@ class Products:
         few = few and (w.group is None or (w.group in MMA_GROUPS and w.cols % STEP == 0))
         return few and ceil_div(w.row_bytes, 64) <= MAX_STEPS and _decode_shared(w, bucket.tokens, 1) <= self._shared
 
-    def _few(self, w: TernaryBuffer, tokens: int, *, glu: bool = False) -> FewShape | None:
+    def _few(self, w: TernaryBuffer, tokens: int, *, glu: bool = False, ordered: bool = False) -> FewShape | None:
         """The launch of ternary_few, or None if it does not compute a product of so many tokens."""
         if not self._tensor_cores or tokens not in (FEW_TOKENS if w.group is None else FEW_GROUP_TOKENS):
             return None
         if self._in_tiles(w, tokens):
             return None
-        return few_shape(w, tokens, self._multiprocessors, self._shared, glu=glu)
+        return few_shape(w, tokens, self._multiprocessors, self._shared, glu=glu, ordered=ordered)
 
     def _slices(self, w: TernaryBuffer, tokens: int) -> SliceShape | None:
         """The launch of ternary_slices, or None if it does not compute a product of so many tokens."""
@@ -290,8 +292,9 @@ class Products:
         w = ternary(ctx, op.weights)
         if slices := self._slices(w, bucket.tokens):
             return slice_product(ctx, op, bucket.tokens, out, activation, slices)
-        if few := self._few(w, bucket.tokens, glu=bool(activation)):
-            return few_product(ctx, op, bucket.tokens, out, activation, few)
+        codes = self.codes(ctx, op.x, bucket)
+        if few := self._few(w, bucket.tokens, glu=bool(activation), ordered=codes is not None):
+            return few_product(ctx, op, bucket.tokens, out, activation, few, codes)
         if self._in_tiles(w, bucket.tokens) or (w.group is None and bucket.tokens > MANY_TOKENS and self._copied(w)):
             return self._large(ctx, op, bucket, out, activation)
         token_tile = TOKEN_TILES[bucket.tokens > TOKEN_TILES[0] and w.group is None]

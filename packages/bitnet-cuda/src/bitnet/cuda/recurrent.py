@@ -48,7 +48,7 @@ INPUTS_AT_ONCE = True
 one's results."""
 MAX_GATES_WIDTH = 6 * CHUNK
 """Maximum width of rows whose norm and gates are one launch: more need too many registers."""
-CONV_TOKENS = (1, 4)
+CONV_TOKENS = (1, 8)
 """Tokens of a thread of causal_conv, in steps of few tokens and of many."""
 GATE_TOKENS = 8
 """Tokens of a block of delta_gates_tile, which steps of more tokens use."""
@@ -156,7 +156,7 @@ class RecurrentLaunches:
             (tiles, rows, splits),
             (GATES_GROUP, 1, 1),
             (ctx.step, ctx.tensors[op.x], weight, alpha, beta, parts, *sizes),
-            shared=4 * GATES_STAGES * (GATES_TOKENS + GATES_ROWS) * GATES_STEP,
+            shared=4 * GATES_STAGES * (GATES_TOKENS + GATES_ROWS + 1) * GATES_STEP,
             overlaps=True,
         )
         sums = Launch(
@@ -273,9 +273,9 @@ class RecurrentLaunches:
             ctx.tensors[op.scale],
             row_sums(ctx, op.out) if sums else ctx.step,
         )
-        if planes := self._products.planes(ctx, op.out, bucket):
-            defines["PLANES"] = 1
-            args = (*args, planes)
+        if codes := self._products.codes(ctx, op.out, bucket):
+            defines |= {"PLANES" if bucket.tokens == 1 else "ORDERED": 1}
+            args = (*args, codes)
         name, grid, block = "transform_quant", bucket.tokens * cluster, GROUP
         if bucket.tokens > FEW_GROUP_TOKENS[-1] and self._by_rows(op, width):
             units = ceil_div(width, CHUNK)
