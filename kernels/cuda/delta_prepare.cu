@@ -13,10 +13,11 @@ delta_prepare(const int *step, int seq_begin, const float *qkv, const float *gat
     int warp = threadIdx.x / WARP, lane = threadIdx.x % WARP, group = lane / 4, quarter = lane % 4;
     int place = blockIdx.x, key_head = blockIdx.y, s = 0, seqs = STEP_SEQS(step);
     start_dependents();
-    wait_for_before();
     while (s + 1 < seqs && step[seq_begin + s + 1] / CHUNK + s + 1 <= place) s++;
     int begin = step[seq_begin + s], end = step[seq_begin + s + 1], first = begin + (place - begin / CHUNK - s) * CHUNK;
-    if (!in_chunks(begin, end) || first >= end) return;
+    bool there = in_chunks(begin, end) && first < end;
+    if (there || place == 0) wait_for_before();  // one block does in any case, as the next kernel waits only for this one
+    if (!there) return;
     int count = min(CHUNK, end - first);
     copy_heads<WG>(heads, qkv, key_head, first, count);
     copies_wait<0>();
@@ -24,11 +25,11 @@ delta_prepare(const int *step, int seq_begin, const float *qkv, const float *gat
 #pragma unroll 4
     for (int i = warp; i < 2 * CHUNK; i += WG / WARP) {
         float4 *at = (float4 *)(heads + i * D_K) + (lane ^ swizzle(i) / 4);
-        bool there = lane < D_K / 4;
-        float4 v = there ? *at : make_float4(0.0f, 0.0f, 0.0f, 0.0f);
+        bool has = lane < D_K / 4;
+        float4 v = has ? *at : make_float4(0.0f, 0.0f, 0.0f, 0.0f);
         float factor = 1.0f / sqrtf(warp_reduce<Sum>(squares(v)) + eps);
         if (i < CHUNK) factor /= sqrtf((float)D_K);
-        if (there) *at = times(v, factor);
+        if (has) *at = times(v, factor);
         if (lane == 0) norms[i / CHUNK][i % CHUNK] = factor;
     }
     __syncthreads();

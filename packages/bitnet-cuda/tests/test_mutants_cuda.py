@@ -53,15 +53,18 @@ CHUNKS, TAIL = "test_delta_rule and most150", "test_delta_rule and most80"
 NORM, ROWS = "test_norm_quant_of_a_transform", "test_norm_rows_of_a_transform"
 KEYS = "test_attention_to_keys_with_a_rotated_part and f16"
 WHOLE, PAIRS = "test_a_hybrid_model and not numpy", "test_rope_of_a_part"
-WAIT, INNER = "\n        __syncthreads();", "half *= 2) {\n        __syncthreads();"
-STRENGTHS = "strengths[t] = gate[HEADS + h];\n        }"
+WAIT, INNER = "\n            __syncthreads();", "half *= 2) {\n        __syncthreads();"
+STRENGTHS = "strengths[t] = gate[HEADS + h];\n            }"
 PARTS = "parts[2][warp] = strength;\n        }\n        __syncthreads();"
 INPUTS, WIDE_GATES = "test_inputs_of_a_recurrent_layer and not 5120", "test_delta_gates_of_many"
 UNITS, WIDE_CONV, FEW = "test_transforms_of_many", "test_causal_conv_of_many", "test_groups_in_small_tiles"
 OWN_LARGEST = "if (lane == 0) parts[warp] = make_float2(sum, largest);\n    __syncthreads();"
 OWN_DOTS = "parts[warp][t][r] = dot;\n        }\n    }\n    __syncthreads();"
 LARGEST = "make_float2(sum, largest);\n    __syncthreads();"
-RING = "copies_wait<STAGES - 1>();"
+RING, MEET = "copies_wait<0>();\n        __syncthreads();\n        {", '"r"(warp / PARTS + 1), "n"(PARTS * WARP)'
+DECAYED = "low.x * rest.x, low.y * rest.y, high.x * rest.x, high.y * rest.y"
+SHARES = "copies_wait<STAGES - 2>();\n        __syncthreads();\n        fetch(i + STAGES - 1);"
+READ = "test_products_of_transformed_rows and 128"
 RECURRENT = (
     Mutant("conv: an early tail", "end - TAPS + 1); token < end;", "end - TAPS + 1); token < end - 1;", CONV),
     Mutant("conv: the first entry's state", "((size_t)from * (TAPS - 1) + j)", "((size_t)j)", CONV),
@@ -71,11 +74,17 @@ RECURRENT = (
     Mutant("rule: a batch's last token", "int count = min(BATCH, end", "int count = min(BATCH - 1, end", "most70"),
     Mutant("rule: the first head's strength", STRENGTHS, STRENGTHS.replace(" + h", ""), RULE),
     Mutant("rule: tokens that nobody waits for", STRENGTHS + WAIT, STRENGTHS, RULE),
-    Mutant("rule: no product of q and k", "decay * sums[0] + products[t] * d", "decay * sums[0]", RULE),
+    Mutant("rule: no product of q and k", "decay * sums[0] + product * d", "decay * sums[0]", RULE),
+    Mutant(
+        "rule, one token: the first head's strength", "strength = gate[HEADS + h];", "strength = gate[HEADS];", RULE
+    ),
     Mutant("chunks: a tail of zeros", "token(i, e) < count && has", "token(i, e) < count - 1 && has", TAIL),
-    Mutant("chunks: tokens that nobody waits for", RING + WAIT, "", CHUNKS),
-    Mutant("chunks: changes that do not decay", "values[n][e] *= factor[2 * CHUNK + token(n, e)];", "", CHUNKS),
-    Mutant("chunks: a state that does not decay", "held[k + i][e] * decay +", "held[k + i][e] +", CHUNKS),
+    Mutant("chunks: tokens that nobody waits for", RING, "{", CHUNKS),
+    Mutant("chunks: changes that nobody waits for", MEET, MEET.replace("PARTS * WARP", "WARP"), CHUNKS),
+    Mutant("chunks: changes that do not decay", DECAYED, "low.x, low.y, high.x, high.y", CHUNKS),
+    Mutant("chunks: a state that does not decay", "held[i][e] * decay +", "held[i][e] +", CHUNKS),
+    Mutant("chunks: all shares of the state in one place", "D_K, part * OWN + i, half)", "D_K, i, half)", CHUNKS),
+    Mutant("chunks: a tile of tokens too few", "k <= tiles[1]; k++", "k < tiles[1]; k++", CHUNKS),
     Mutant("chunks: the first head's strengths", "* 2 * HEADS + HEADS] : 0.0f", "* 2 * HEADS] : 0.0f", CHUNKS),
     Mutant(
         "gates: another token's", "(const float4 *)(x + (size_t)m * width), *gain", "(const float4 *)x, *gain", GATES
@@ -85,6 +94,12 @@ RECURRENT = (
     Mutant("gates: a tile's last row", "first + r < 2 * heads)", "first + r < 2 * heads - 1)", WIDE_GATES),
     Mutant("gates: the first head's rows", "beta) + (size_t)(row % heads) * width", "beta)", WIDE_GATES),
     Mutant("gates: dots that nobody waits for", OWN_DOTS, OWN_DOTS[: OWN_DOTS.rindex("\n")], WIDE_GATES),
+    Mutant("gates: sums of the first share", "parts + ((size_t)split * most + m)", "parts + (size_t)m", WIDE_GATES),
+    Mutant("gates: a share's last step", "min(all, begin + each);", "min(all, begin + each) - 1;", WIDE_GATES),
+    Mutant("gates: steps that nobody waits for", SHARES, SHARES[SHARES.index("fetch") :], WIDE_GATES),
+    Mutant("gates: the last of several rows", "if (r < 2 * heads) own", "if (r < 2 * heads - 1) own", WIDE_GATES),
+    Mutant("conv: rows of the sequence before", "step[token_seq + last] == seq && ", "", WIDE_CONV),
+    Mutant("conv: all rows one too late", "x[(size_t)(m0 - TAPS + 1 + j)", "x[(size_t)(m0 - TAPS + 2 + j)", WIDE_CONV),
     Mutant("conv: rows of another sequence", "there = false;\n        if", "if", WIDE_CONV),
     Mutant("conv: rows one too late", "x[(size_t)(m - TAPS + 1 + j)", "x[(size_t)(m - TAPS + 2 + j)", WIDE_CONV),
     Mutant("rows: the last codes", "if (first + i * 16 + 16 <= DIM)", "if (first + i * 16 + 16 < DIM)", UNITS),
@@ -98,11 +113,15 @@ RECURRENT = (
     Mutant("tiles: the last token", "if (m >= rows || n", "if (m >= rows - 1 || n", FEW),
     Mutant("tiles: the first row's scales", "min(n_low, rows - 1) * pitch", "0 * pitch", FEW),
     Mutant("tiles: results that nobody waits for", "barrier_wait(made + which, parity);", "", FEW),
-    Mutant("pair: a state that stays", "* channels + c] = rows[j + 1];", "* channels + c] = rows[j];", INPUTS),
-    Mutant("pair: the first sequence's state", "step[token_seq + (m)]", "step[token_seq]", INPUTS),
+    Mutant("pair: a state that stays", "TAPS ? rows[j + 1] : x;", "TAPS ? rows[j] : x;", INPUTS),
+    Mutant("pair: the first sequence's state", "int seq = step[token_seq + m],", "int seq = step[token_seq],", INPUTS),
     Mutant("pair: scales of the first matrix", "w_scale, w_scale2)", "w_scale, w_scale)", INPUTS),
     Mutant("pair: the second matrix's last tile", "all += (rows2 + 15) / 16;", "all += rows2 / 16;", INPUTS),
     Mutant("norm and gates: the first token's row", "x + (size_t)token * DIM", "x", INPUTS),
+    Mutant("bits: the next one's", "(unsigned)word >> bit &", "(unsigned)word >> (bit ^ 1) &", READ),
+    Mutant("bits: of the first columns", "up = 6 - lane / 8 * 2", "up = 6", READ),
+    Mutant("order: the first row's place", "WARP + m * 4 + quarter)", "WARP + quarter)", READ),
+    Mutant("order: pairs of the first block", "(block * 2 + pair / 2)", "(pair / 2)", READ),
     Mutant("transform: pairs that nobody waits for", INNER, "half *= 2) {", ROWS),
     Mutant("transform: signs of the first block", "signs + blockIdx.x * BLOCK;", "signs;", f"{ROWS} and block32"),
     Mutant("transform: the first vector's signs", "(signs, index(i), DIM)", "(signs, threadIdx.x % 8, DIM)", NORM),
