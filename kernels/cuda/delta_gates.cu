@@ -13,10 +13,10 @@ delta_gates(const int *step, const float *x, const float *weight, float eps, con
     if (m >= STEP_TOKENS(step)) return;
     const float4 *row = (const float4 *)(x + (size_t)m * width), *gain = (const float4 *)weight;
     const float4 *a = (const float4 *)(alpha + (size_t)h * width), *b = (const float4 *)(beta + (size_t)h * width);
-    Gates gates;
+    Gates gates[1];
 #pragma unroll 4
-    for (int i = threadIdx.x; i < width / 4; i += WG) gates.add(row[i], gain[i], a[i], b[i]);
-    gates.finish(h, out + (size_t)m * 2 * heads, bias, rate, width, heads, eps);
+    for (int i = threadIdx.x; i < width / 4; i += WG) gates[0].add(row[i], gain[i], a[i], b[i]);
+    finish_gates(gates, 1, h, out + (size_t)m * 2 * heads, bias, rate, width, heads, eps);
 }
 
 #if TOKENS

@@ -18,19 +18,24 @@ struct Gates {
         decay += (p.x + p.y) + (p.z + p.w);
         strength += (q.x + q.y) + (q.z + q.w);
     }
-
-    // Puts the threads' parts of head h together. It takes the whole block, of WG threads; `out` is of the token.
-    __device__ __forceinline__ void finish(int h, float *out, const float *bias, const float *rate, int width, int heads, float eps) {
-        __shared__ float parts[3][WG / WARP];
-        sum = warp_reduce<Sum>(sum), decay = warp_reduce<Sum>(decay), strength = warp_reduce<Sum>(strength);
-        if (threadIdx.x % WARP == 0) {
-            int warp = threadIdx.x / WARP;
-            parts[0][warp] = sum, parts[1][warp] = decay, parts[2][warp] = strength;
-        }
-        __syncthreads();
-        if (threadIdx.x >= 2) return;
-        float total = 0.0f, dot = 0.0f;
-        for (int w = 0; w < WG / WARP; w++) total += parts[0][w], dot += parts[1 + threadIdx.x][w];
-        put_gate(out, threadIdx.x * heads + h, dot * (1.0f / sqrtf(total / width + eps)), bias, rate, heads);
-    }
 };
+
+// Puts the threads' parts of head h together, of COUNT tokens of which `tokens` are there; `out` is of the first. It takes the whole
+// block, of WG threads.
+template <int COUNT>
+__device__ __forceinline__ void finish_gates(Gates (&of)[COUNT], int tokens, int h, float *out, const float *bias, const float *rate, int width,
+                                             int heads, float eps) {
+    __shared__ float parts[COUNT][3][WG / WARP];
+    int warp = threadIdx.x / WARP;
+#pragma unroll
+    for (int t = 0; t < COUNT; t++) {
+        float sum = warp_reduce<Sum>(of[t].sum), decay = warp_reduce<Sum>(of[t].decay), strength = warp_reduce<Sum>(of[t].strength);
+        if (threadIdx.x % WARP == 0) parts[t][0][warp] = sum, parts[t][1][warp] = decay, parts[t][2][warp] = strength;
+    }
+    __syncthreads();
+    int t = threadIdx.x / 2, which = threadIdx.x % 2;
+    if (t >= COUNT || t >= tokens) return;
+    float total = 0.0f, dot = 0.0f;
+    for (int w = 0; w < WG / WARP; w++) total += parts[t][0][w], dot += parts[t][1 + which][w];
+    put_gate(out + (size_t)t * 2 * heads, which * heads + h, dot * (1.0f / sqrtf(total / width + eps)), bias, rate, heads);
+}

@@ -10,7 +10,7 @@
 //
 // ORDERED: of up to 8 rows, the codes also in the order of ternary_few.
 //
-// GATES: more blocks, behind those of TOKENS rows, have delta_gates of the same rows and norm: a block a head of a token.
+// GATES: more blocks, behind those of TOKENS rows, have delta_gates of the same rows and norm: a block a head of GATES tokens.
 #if KIND == 2
 #include "gate.cuh"
 #endif
@@ -97,7 +97,7 @@ transform_quant(const int *step, const float *x, const float *other, const float
                 signed char *out, float *scale, int *sums PLANES_ARGS GATES_ARGS) {
 #if GATES
     if (blockIdx.x >= TOKENS * CLUSTER) {
-        int h = (blockIdx.x - TOKENS * CLUSTER) % heads, token = (blockIdx.x - TOKENS * CLUSTER) / heads;
+        int h = (blockIdx.x - TOKENS * CLUSTER) % heads, first = (blockIdx.x - TOKENS * CLUSTER) / heads * GATES;
         float4 gain[CHUNKS_OF_ROW], a[CHUNKS_OF_ROW], b[CHUNKS_OF_ROW];
 #pragma unroll
         for (int i = 0; i < CHUNKS_OF_ROW; i++) {
@@ -107,13 +107,18 @@ transform_quant(const int *step, const float *x, const float *other, const float
         }
         start_dependents();
         wait_for_before();
-        if (token >= STEP_TOKENS(step)) return;
-        Gates found;
+        int tokens = STEP_TOKENS(step) - first;
+        if (tokens <= 0) return;
+        Gates found[GATES];
 #pragma unroll
         for (int i = 0; i < CHUNKS_OF_ROW; i++) {
-            found.add(vector_or_zero(x + (size_t)token * DIM, threadIdx.x + i * WG, DIM), gain[i], a[i], b[i]);
+#pragma unroll
+            for (int t = 0; t < GATES; t++) {
+                const float *row = x + (size_t)(first + min(t, tokens - 1)) * DIM;
+                found[t].add(vector_or_zero(row, threadIdx.x + i * WG, DIM), gain[i], a[i], b[i]);
+            }
         }
-        found.finish(h, gates + (size_t)token * 2 * heads, bias, rate, DIM, heads, eps);
+        finish_gates(found, tokens, h, gates + (size_t)first * 2 * heads, bias, rate, DIM, heads, eps);
         return;
     }
 #endif

@@ -55,7 +55,7 @@ KEYS = "test_attention_to_keys_with_a_rotated_part and f16"
 WHOLE, PAIRS = "test_a_hybrid_model and not numpy", "test_rope_of_a_part"
 WAIT, INNER = "\n            __syncthreads();", "half *= 2) {\n        __syncthreads();"
 STRENGTHS = "strengths[t] = gate[HEADS + h];\n            }"
-PARTS = "parts[2][warp] = strength;\n        }\n        __syncthreads();"
+PARTS = "parts[t][2][warp] = strength;\n    }\n    __syncthreads();"
 INPUTS, WIDE_GATES = "test_inputs_of_a_recurrent_layer and not 5120", "test_delta_gates_of_many"
 UNITS, WIDE_CONV, FEW = "test_transforms_of_many", "test_causal_conv_of_many", "test_groups_in_small_tiles"
 OWN_LARGEST = "if (lane == 0) parts[warp] = make_float2(sum, largest);\n    __syncthreads();"
@@ -117,7 +117,8 @@ RECURRENT = (
     Mutant("pair: the first sequence's state", "int seq = step[token_seq + m],", "int seq = step[token_seq],", INPUTS),
     Mutant("pair: scales of the first matrix", "w_scale, w_scale2)", "w_scale, w_scale)", INPUTS),
     Mutant("pair: the second matrix's last tile", "all += (rows2 + 15) / 16;", "all += rows2 / 16;", INPUTS),
-    Mutant("norm and gates: the first token's row", "x + (size_t)token * DIM", "x", INPUTS),
+    Mutant("norm and gates: the first tokens' gates", "gates + (size_t)first * 2 * heads,", "gates,", INPUTS),
+    Mutant("norm and gates: the first token's row", "x + (size_t)(first + min(t, tokens - 1)) * DIM", "x", INPUTS),
     Mutant("bits: the next one's", "(unsigned)word >> bit &", "(unsigned)word >> (bit ^ 1) &", READ),
     Mutant("bits: of the first columns", "up = 6 - lane / 8 * 2", "up = 6", READ),
     Mutant("order: the first row's place", "WARP + m * 4 + quarter)", "WARP + quarter)", READ),

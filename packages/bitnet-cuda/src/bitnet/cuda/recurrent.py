@@ -46,6 +46,8 @@ GATES_WITH_NORM = True
 INPUTS_AT_ONCE = True
 """Whether such steps multiply both matrices of a recurrent layer's inputs in one launch, which convolves the first
 one's results."""
+NORM_GATE_TOKENS = 4
+"""Tokens of a block that computes decays and strengths there, so that their weights are read less often."""
 MAX_GATES_WIDTH = 6 * CHUNK
 """Maximum width of rows whose norm and gates are one launch: more need too many registers."""
 CONV_TOKENS = (1, 8)
@@ -283,10 +285,11 @@ class RecurrentLaunches:
             name, grid, block = "transform_rows", bucket.tokens, 32 * defines["WARPS"]
         elif gates is not None:
             heads = ctx.program.weights[gates.alpha].shape[0]
-            defines |= {"GATES": 1, "TOKENS": bucket.tokens}
+            each = min(bucket.tokens, NORM_GATE_TOKENS)
+            defines |= {"GATES": each, "TOKENS": bucket.tokens}
             named = (ctx.dense(weight).data for weight in (gates.alpha, gates.beta, gates.bias, gates.rate))
             args = (*args, *named, ctx.tensors[gates.out], np.int32(heads))
-            grid += ceil_div(heads * bucket.tokens, cluster) * cluster
+            grid += ceil_div(heads * ceil_div(bucket.tokens, each), cluster) * cluster
         spec = KernelSpec(name, name, tuple(defines.items()))
         return Launch(spec, (grid, 1, 1), (block, 1, 1), args, overlaps=True)
 
