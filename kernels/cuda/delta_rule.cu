@@ -4,7 +4,8 @@
 //
 // With the state S before a token, both Sᵀk and Sᵀq are found first; S becomes decay * S + k dᵀ with d = strength * (v - decay * Sᵀk),
 // and the result is decay * Sᵀq + (k · q) * d. BATCH tokens at a time have their q and k normalised, by all warps, for all warps. Of a
-// sequence's only token in the step, each warp does that itself, so that none waits for others.
+// sequence's only token in the step, each warp does that itself, so that none waits for others; but with ALIKE, where all tokens have to
+// get the same bits.
 #define EACH 4 /* columns of a warp */
 #define WARPS (COLUMNS / EACH)
 #define VECTORS ((D_K + 4 * WARP - 1) / (4 * WARP)) /* of a column, in each lane */
@@ -93,7 +94,7 @@ delta_rule(const int *step, int seq_begin, int state_from, int state_to, const f
             }
         }
     };
-    if (BATCH == 1 || end - first == 1) {
+    if (BATCH == 1 || (!ALIKE && end - first == 1)) {
         if (!has_columns) return;
         const float *row = qkv + (size_t)first * WIDTH, *gate = gates + (size_t)first * 2 * HEADS;
         float value = row[2 * KEYS + h * D_V + column + own], decay = gate[h], strength = gate[HEADS + h];

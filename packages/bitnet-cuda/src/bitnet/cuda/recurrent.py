@@ -173,8 +173,9 @@ class RecurrentLaunches:
     def delta_rule(self, ctx: Context, op: DeltaRule, bucket: Bucket) -> list[Launch]:
         """Token by token or, on tensor cores, in chunks: a step may have sequences for either."""
         (launch,) = self._overlapping(ctx, op, bucket)
-        batch = ("BATCH", 1 if bucket.tokens == 1 else DELTA_BATCH)
-        launch = replace(launch, kernel=replace(launch.kernel, defines=(*launch.kernel.defines, batch)))
+        batch = 1 if bucket.tokens == 1 else DELTA_BATCH
+        defined = (*launch.kernel.defines, ("BATCH", batch), ("ALIKE", int(ctx.program.deterministic)))
+        launch = replace(launch, kernel=replace(launch.kernel, defines=defined))
         heads, d_k, d_v = ctx.program.states[op.state].shape
         stages = self._chunk_stages(d_k)
         if not stages or bucket.tokens <= DELTA_TOKENS or ctx.program.deterministic:
