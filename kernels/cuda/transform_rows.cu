@@ -25,10 +25,10 @@ __device__ __forceinline__ void transform(float (&v)[SHARE]) {
 extern "C" __global__ void __launch_bounds__(WARPS * WARP)
 transform_rows(const int *step, const float *x, const float *, const float *weight, const float *signs, float eps,
                signed char *out, float *scale, int *sums) {
-    __shared__ float tiles[WARPS][SHARE * PITCH];
+    extern __shared__ float tiles[];  // [WARPS][SHARE * PITCH]
     __shared__ float2 parts[WARPS];
     int m = blockIdx.x, warp = threadIdx.x / WARP, lane = threadIdx.x % WARP;
-    float *tile = tiles[warp];
+    float *tile = tiles + warp * (SHARE * PITCH);
     const float root = 1.0f / sqrtf((float)BLOCK);
     start_dependents();
     wait_for_before();

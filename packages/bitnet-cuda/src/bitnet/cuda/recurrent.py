@@ -39,8 +39,8 @@ from bitnet.cuda.weights import ternary
 
 GROUP = 256
 """Threads of a block of transform_quant."""
-ROW_WARPS = 10
-"""Maximum warps of a block of transform_rows, for their shared memory."""
+ROW_WARPS, ROW_WARP_BYTES = 20, 32 * 33 * 4
+"""Maximum warps of a block of transform_rows, for their shared memory, and bytes of each."""
 GATES_WITH_NORM = True
 """Whether steps of few tokens compute decays and strengths in the launch that norms the same rows."""
 INPUTS_AT_ONCE = True
@@ -279,11 +279,12 @@ class RecurrentLaunches:
         if codes := self._products.codes(ctx, op.out, bucket):
             defines |= {"PLANES" if bucket.tokens == 1 else "ORDERED": 1}
             args = (*args, codes)
-        name, grid, block = "transform_quant", bucket.tokens * cluster, GROUP
+        name, shared, grid, block = "transform_quant", 0, bucket.tokens * cluster, GROUP
         if bucket.tokens > FEW_GROUP_TOKENS[-1] and self._by_rows(op, width):
             units = ceil_div(width, CHUNK)
             defines["WARPS"] = ceil_div(units, ceil_div(units, ROW_WARPS))
             name, grid, block = "transform_rows", bucket.tokens, 32 * defines["WARPS"]
+            shared = defines["WARPS"] * ROW_WARP_BYTES
         elif gates is not None:
             heads = ctx.program.weights[gates.alpha].shape[0]
             each = min(bucket.tokens, NORM_GATE_TOKENS)
@@ -292,7 +293,7 @@ class RecurrentLaunches:
             args = (*args, *named, ctx.tensors[gates.out], np.int32(heads))
             grid += ceil_div(heads * ceil_div(bucket.tokens, each), cluster) * cluster
         spec = KernelSpec(name, name, tuple(defines.items()))
-        return Launch(spec, (grid, 1, 1), (block, 1, 1), args, overlaps=True)
+        return Launch(spec, (grid, 1, 1), (block, 1, 1), args, shared, overlaps=True)
 
     def _by_rows(self, op: Quantising, width: int) -> bool:
         """Whether transform_rows, which is faster in steps of many tokens, supports an operation."""
