@@ -106,15 +106,9 @@ def bits_product(
         bits: Those of the activations' codes.
     """
     w = ternary(ctx, op.weights)
-    defines = {
-        "COLS": w.cols,
-        "TILES": shape.tiles,
-        "KSPLIT": shape.split,
-        "DEPTH": shape.depth,
-        "INPUT": source.kind if bits is None else PLANES,
-        **product_defines(op, activation),
-        **(pair.defines if pair else {}),
-    }
+    defines = {"COLS": w.cols, "TILES": shape.tiles, "KSPLIT": shape.split, "DEPTH": shape.depth}
+    defines["INPUT"] = source.kind if bits is None else PLANES
+    defines |= {**product_defines(op, activation), **(pair.defines if pair else {})}
     tile_rows = ROWS // 2 if activation else ROWS
     codes = TiledMatrix(w.codes, w.rows, w.row_bytes, tile_rows, PANEL)
     args = product_args(ctx, op, source, out)

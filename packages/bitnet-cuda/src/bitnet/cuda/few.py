@@ -109,19 +109,9 @@ def few_product(
         codes: The activations in the order of the kernel.
     """
     w = ternary(ctx, op.weights)
-    defines = {
-        "COLS": w.cols,
-        "ROW_BYTES": w.row_bytes,
-        "GROUP": w.group or 0,
-        "TOKENS": shape.tokens,
-        "WARPS": shape.warps,
-        "KSPLIT": shape.split,
-        "DEPTH": shape.depth,
-        "ORDERED": int(codes is not None),
-        **product_defines(op, activation),
-        **w.defines,
-        **(pair.defines if pair else {}),
-    }
+    defines = {"COLS": w.cols, "ROW_BYTES": w.row_bytes, "GROUP": w.group or 0, "TOKENS": shape.tokens}
+    defines |= {"WARPS": shape.warps, "KSPLIT": shape.split, "DEPTH": shape.depth, "ORDERED": int(codes is not None)}
+    defines |= {**product_defines(op, activation), **w.defines, **(pair.defines if pair else {})}
     step, x, *rest = tiled_args(ctx, op, out)
     args = (step, codes or x, *rest, *(pair.args(pair.second.codes) if pair else ()))
     spec = KernelSpec("ternary_few", "ternary_few", tuple(defines.items()))

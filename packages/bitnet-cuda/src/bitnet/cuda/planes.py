@@ -27,21 +27,16 @@ def transforms(ctx: Context, op: Quantising) -> bool:
     return head & (head - 1) == 0 and 4 <= head <= MAX_HEAD and ctx.shape(op.out)[1] <= MAX_CHUNKS * CHUNK
 
 
-def ordered(ctx: Context, name: str, step: int) -> bool:
-    """Whether transform_quant makes an int8 tensor, and a product with scales of groups reads it, whole steps at a
-    time."""
-    made = [op for op in ctx.program.ops if isinstance(op, NormQuant | GluNormQuant | GatedQuant) and op.out == name]
-    whole = all((isinstance(op, GatedQuant) or op.transform) and transforms(ctx, op) for op in made)
-    read = (op for op in ctx.program.ops if isinstance(op, TernaryMatmul) and op.x == name)
-    groups = {ternary(ctx, op.weights).group for op in read}
-    return bool(made) and whole and ctx.shape(name)[1] % step == 0 and groups == {GROUP}
-
-
 def codes_of(ctx: Context, name: str, bucket: Bucket) -> Buffer | None:
     """Codes of an int8 tensor as the products of so few tokens read them, beside the tensor itself: as bits for
-    ternary_bits, and in the order of ternary_few. None where they read the tensor."""
-    if bucket.tokens == 1 and ordered(ctx, name, STEP):
-        return ctx.scratch(f"bits of {name}", ctx.shape(name)[1])
-    if FEWEST <= bucket.tokens <= ORDERED_TOKENS and ordered(ctx, name, FEW_STEP):
-        return ctx.zeroed(f"ordered {name}", ORDERED_TOKENS * ctx.shape(name)[1])
-    return None
+    ternary_bits, and in the order of ternary_few. None where they read the tensor: unless transform_quant makes it, and
+    products with scales of groups read it, whole steps at a time."""
+    one, width = bucket.tokens == 1, ctx.shape(name)[1]
+    if width % (STEP if one else FEW_STEP) or not (one or FEWEST <= bucket.tokens <= ORDERED_TOKENS):
+        return None
+    made = [op for op in ctx.program.ops if isinstance(op, NormQuant | GluNormQuant | GatedQuant) and op.out == name]
+    read = (op for op in ctx.program.ops if isinstance(op, TernaryMatmul) and op.x == name)
+    whole = all((isinstance(op, GatedQuant) or op.transform) and transforms(ctx, op) for op in made)
+    if not made or not whole or {ternary(ctx, op.weights).group for op in read} != {GROUP}:
+        return None
+    return ctx.scratch(f"bits of {name}", width) if one else ctx.zeroed(f"ordered {name}", ORDERED_TOKENS * width)

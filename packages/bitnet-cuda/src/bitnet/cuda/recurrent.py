@@ -41,11 +41,6 @@ GROUP = 256
 """Threads of a block of transform_quant."""
 ROW_WARPS, ROW_WARP_BYTES = 20, 32 * 33 * 4
 """Maximum warps of a block of transform_rows, for their shared memory, and bytes of each."""
-GATES_WITH_NORM = True
-"""Whether steps of few tokens compute decays and strengths in the launch that norms the same rows."""
-INPUTS_AT_ONCE = True
-"""Whether such steps multiply both matrices of a recurrent layer's inputs in one launch, which convolves the first
-one's results."""
 NORM_GATE_TOKENS = 4
 """Tokens of a block that computes decays and strengths there, so that their weights are read less often."""
 MAX_GATES_WIDTH = 6 * CHUNK
@@ -116,8 +111,8 @@ class RecurrentLaunches:
         norm, gates = group.norm, group.gates
         if bucket.tokens > DECODE_TOKENS or norm.transform is None or norm.weight is None or not transforms(ctx, norm):
             return None
-        together = GATES_WITH_NORM and ctx.shape(norm.x)[1] <= MAX_GATES_WIDTH
-        pair = pair_of(ctx, group) if INPUTS_AT_ONCE else None
+        together = ctx.shape(norm.x)[1] <= MAX_GATES_WIDTH
+        pair = pair_of(ctx, group)
         product = self._products.pair(ctx, group.mixed, bucket, pair) if pair else None
         if not together and product is None:
             return None
@@ -150,25 +145,15 @@ class RecurrentLaunches:
         splits = max(1, min(self._multiprocessors // (tiles * rows), width // GATES_STEP))
         most = max(ctx.program.limits.max_tokens, GATES_TOKENS * self._multiprocessors)
         parts = ctx.scratch("delta gates", most * (2 * heads + 1) * 4)
-        defines = (("WG", GATES_GROUP), ("SPLITS", splits))
-        sizes = np.int32(width), np.int32(heads), np.int32(tokens)
+        spec = KernelSpec("delta_gates_mma", "delta_gates_mma", (("WG", GATES_GROUP), ("SPLITS", splits)))
+        block, sizes = (GATES_GROUP, 1, 1), (np.int32(width), np.int32(heads), np.int32(tokens))
         weight, alpha, beta, bias, rate = (ctx.dense(w).data for w in (op.weight, op.alpha, op.beta, op.bias, op.rate))
-        products = Launch(
-            KernelSpec("delta_gates_mma", "delta_gates_mma", defines),
-            (tiles, rows, splits),
-            (GATES_GROUP, 1, 1),
-            (ctx.step, ctx.tensors[op.x], weight, alpha, beta, parts, *sizes),
-            shared=4 * GATES_STAGES * (GATES_TOKENS + GATES_ROWS + 1) * GATES_STEP,
-            overlaps=True,
-        )
-        sums = Launch(
-            KernelSpec("delta_gates_mma", "delta_gates_sums", defines),
-            (ceil_div(tokens * 2 * heads, GATES_GROUP), 1, 1),
-            (GATES_GROUP, 1, 1),
-            (ctx.step, parts, np.float32(op.eps), bias, rate, ctx.tensors[op.out], *sizes),
-            overlaps=True,
-        )
-        return [products, sums]
+        given = ctx.step, ctx.tensors[op.x], weight, alpha, beta, parts, *sizes
+        shared = 4 * GATES_STAGES * (GATES_TOKENS + GATES_ROWS + 1) * GATES_STEP
+        products = Launch(spec, (tiles, rows, splits), block, given, shared, overlaps=True)
+        spec, grid = replace(spec, entry="delta_gates_sums"), (ceil_div(tokens * 2 * heads, GATES_GROUP), 1, 1)
+        results = ctx.step, parts, np.float32(op.eps), bias, rate, ctx.tensors[op.out], *sizes
+        return [products, Launch(spec, grid, block, results, overlaps=True)]
 
     def delta_rule(self, ctx: Context, op: DeltaRule, bucket: Bucket) -> list[Launch]:
         """Token by token or, on tensor cores, in chunks: a step may have sequences for either."""
@@ -181,7 +166,6 @@ class RecurrentLaunches:
         if not stages or bucket.tokens <= DELTA_TOKENS or ctx.program.deterministic:
             return [launch]
         seqs = min(bucket.tokens, ctx.program.limits.max_seqs)
-        places = bucket.tokens // DELTA_CHUNK + seqs
         most = ctx.program.limits.max_tokens // DELTA_CHUNK + ctx.program.limits.max_seqs
         matrices = ctx.scratch("delta matrices", most * heads * DELTA_PAIR * 4)
         factors = ctx.scratch("delta factors", most * heads * DELTA_FACTORS * 4)
@@ -190,22 +174,14 @@ class RecurrentLaunches:
         qkv, gates = ctx.tensors[op.qkv], ctx.tensors[op.gates]
         begin, source, target = (ctx.offset(name) for name in ("seq_begin", "state_from", "state_to"))
         solved = min(heads // op.k_heads, DELTA_GROUP // DELTA_CHUNK) * DELTA_CHUNK * (DELTA_CHUNK + 4)
-        prepare = Launch(
-            KernelSpec("delta_prepare", "delta_prepare", tuple(defines.items())),
-            (places, op.k_heads, 1),
-            (DELTA_GROUP, 1, 1),
-            (ctx.step, begin, qkv, gates, matrices, factors, np.float32(op.eps)),
-            shared=4 * max(2 * DELTA_CHUNK * d_k, solved),
-            overlaps=True,
-        )
-        chunks = Launch(
-            KernelSpec("delta_chunks", "delta_chunks", (*defines.items(), ("STAGES", stages))),
-            (ceil_div(d_v, DELTA_COLUMNS), heads, seqs),
-            (DELTA_COLUMNS // 16 * DELTA_PARTS * 32, 1, 1),
-            (ctx.step, begin, source, target, qkv, matrices, factors, ctx.state(op.state), ctx.tensors[op.out]),
-            shared=stages * _delta_stage(d_k),
-            overlaps=True,
-        )
+        spec = KernelSpec("delta_prepare", "delta_prepare", tuple(defines.items()))
+        args = ctx.step, begin, qkv, gates, matrices, factors, np.float32(op.eps)
+        shared, block = 4 * max(2 * DELTA_CHUNK * d_k, solved), (DELTA_GROUP, 1, 1)
+        prepare = Launch(spec, (bucket.tokens // DELTA_CHUNK + seqs, op.k_heads, 1), block, args, shared, overlaps=True)
+        spec = KernelSpec("delta_chunks", "delta_chunks", (*defines.items(), ("STAGES", stages)))
+        held = ctx.step, begin, source, target, qkv, matrices, factors, ctx.state(op.state), ctx.tensors[op.out]
+        grid, block = (ceil_div(d_v, DELTA_COLUMNS), heads, seqs), (DELTA_COLUMNS // 16 * DELTA_PARTS * 32, 1, 1)
+        chunks = Launch(spec, grid, block, held, stages * _delta_stage(d_k), overlaps=True)
         few = replace(launch.kernel, defines=(*launch.kernel.defines, ("MIN_TOKENS", MIN_DELTA_TOKENS)))
         return [replace(launch, kernel=few), prepare, chunks]
 
@@ -249,41 +225,25 @@ class RecurrentLaunches:
         sums = self._needs_sums(ctx, op.out, bucket)
         cluster = 1 if sums else self._cluster(width, bucket.tokens)
         signs = None if transform is None else transform.signs
-        defines = {
-            "WG": GROUP,
-            "DIM": width,
-            "KIND": kind,
-            "NORM": int(weight is not None),
-            "BLOCK": 0 if transform is None else transform.block,
-            "SIGNS": int(signs is not None),
-            "CLUSTER": cluster,
-            "SUMS": int(sums),
-            "BOUND": int(self._products.bounded(ctx, op.out)),
-        }
+        block, bound = 0 if transform is None else transform.block, int(self._products.bounded(ctx, op.out))
+        defines = {"WG": GROUP, "DIM": width, "KIND": kind, "NORM": int(weight is not None), "BLOCK": block}
+        defines |= {"SIGNS": int(signs is not None), "CLUSTER": cluster, "SUMS": int(sums), "BOUND": bound}
         if isinstance(op, GluNormQuant):
             defines |= activation_defines(op.activation)
         elif isinstance(op, GatedQuant):
             head = width if weight is None else ctx.program.weights[weight].shape[0]
             defines |= {"SILU": int(op.activation == "silu"), "HEAD": head, "UNTILE": op.untile}
-        args: tuple[Arg, ...] = (
-            ctx.step,
-            x,
-            gate,
-            ctx.dense(weight).data if weight else ctx.step,
-            ctx.dense(signs).data if signs else ctx.step,
-            np.float32(op.eps),
-            ctx.tensors[op.out],
-            ctx.tensors[op.scale],
-            row_sums(ctx, op.out) if sums else ctx.step,
-        )
+        factors = (ctx.dense(name).data if name else ctx.step for name in (weight, signs))
+        outs = ctx.tensors[op.out], ctx.tensors[op.scale], row_sums(ctx, op.out) if sums else ctx.step
+        args: tuple[Arg, ...] = (ctx.step, x, gate, *factors, np.float32(op.eps), *outs)
         if codes := self._products.codes(ctx, op.out, bucket):
             defines |= {"PLANES" if bucket.tokens == 1 else "ORDERED": 1}
             args = (*args, codes)
-        name, shared, grid, block = "transform_quant", 0, bucket.tokens * cluster, GROUP
+        name, shared, grid, threads = "transform_quant", 0, bucket.tokens * cluster, GROUP
         if bucket.tokens > FEW_GROUP_TOKENS[-1] and self._by_rows(op, width):
             units = ceil_div(width, CHUNK)
             defines["WARPS"] = ceil_div(units, ceil_div(units, ROW_WARPS))
-            name, grid, block = "transform_rows", bucket.tokens, 32 * defines["WARPS"]
+            name, grid, threads = "transform_rows", bucket.tokens, 32 * defines["WARPS"]
             shared = defines["WARPS"] * ROW_WARP_BYTES
         elif gates is not None:
             heads = ctx.program.weights[gates.alpha].shape[0]
@@ -293,7 +253,7 @@ class RecurrentLaunches:
             args = (*args, *named, ctx.tensors[gates.out], np.int32(heads))
             grid += ceil_div(heads * ceil_div(bucket.tokens, each), cluster) * cluster
         spec = KernelSpec(name, name, tuple(defines.items()))
-        return Launch(spec, (grid, 1, 1), (block, 1, 1), args, shared, overlaps=True)
+        return Launch(spec, (grid, 1, 1), (threads, 1, 1), args, shared, overlaps=True)
 
     def _by_rows(self, op: Quantising, width: int) -> bool:
         """Whether transform_rows, which is faster in steps of many tokens, supports an operation."""
