@@ -6,6 +6,7 @@ Long, because each family of models has a program here, and what its lowering mu
 import struct
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -299,6 +300,28 @@ def test_a_recurrent_layer_takes_nine_launches(tokens: int) -> None:
     mixing = ["transform_quant", product, "delta_rule", "transform_quant", out]  # whose rows have 768 columns
     layer = [*mixing, "transform_quant", product, "transform_quant", product]
     assert [launch.kernel.file for launch in made][:20] == ["table_embed", "hadamard", *2 * layer]
+
+
+@pytest.mark.parametrize(
+    ("tokens", "product", "reads", "leaves"),
+    [(1, "ternary_bits", ("INPUT", 3), "PLANES"), (8, "ternary_few", ("ORDERED", 1), "ORDERED")],
+)
+def test_products_read_what_the_quantisation_leaves(
+    tokens: int, product: str, reads: tuple[str, int], leaves: str
+) -> None:
+    """Codes in a form of their own, in the buffer that the launch before has written."""
+    program = hybrid_program(np.random.default_rng(), HYBRIDS["wide"], LIMITS)
+    context = Context(NoDevice(), program, StepLayout(LIMITS))  # type: ignore[arg-type]
+    made = lower(context, Bucket(tokens, 0, 192, apart=True), CudaOps(132, (9, 0)).lowering().table)
+    pairs = [(before, after) for before, after in pairwise(made) if after.kernel.file == product]
+    assert len(pairs) >= 3 * 3
+    for before, after in pairs:
+        assert reads in after.kernel.defines
+        if before.kernel.file == product:  # two products of the same rows
+            assert after.args[1] is before.args[1]
+        else:
+            assert (leaves, 1) in before.kernel.defines
+            assert after.args[1] is before.args[9]
 
 
 @pytest.mark.parametrize("tokens", [2, 9, 64])
