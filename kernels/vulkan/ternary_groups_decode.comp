@@ -3,9 +3,6 @@
 // ternary_decode of weights with a scale for each group of 64, 128 or 256 columns. A chunk of 16 bytes of codes is half a block of 128
 // columns, and the chunks of a group are neighbouring invocations', which add their sums up. The terms lie in shared memory, where one
 // invocation adds those of a row in their order.
-//
-// Codes become two's complement of -1, 0 and 1, all sixteen of a word at once; a bit pair at the top of its byte then counts 64-fold,
-// which the token's scale undoes exactly.
 layout(constant_id = 1) const int COLS = 128;
 layout(constant_id = 2) const int LANES = 4;
 layout(constant_id = 3) const int INPUT = 0;  // 0: int8 with a scale; 1: f32; 2: f32 before RMSNorm
@@ -25,17 +22,14 @@ const int EARLY = (CHUNKS + LANES - 1) / LANES;  // chunks of an invocation, of 
 const uint COUNT = COLS / GROUP;
 const uint SLOTS = WG / LANES;                              // rows, or pairs of rows, of a work-group
 const uint SHARERS = GROUP > 128 ? GROUP / 64 : 2;          // chunks of a group, or of the groups of a block
-const float UNFOLD = 1.0 / 64.0;
 shared float terms[(1 + GLU) * SLOTS * TERM_PITCH];
 #include "ternary_input.glsl"
-
-uvec4 signed_codes(uvec4 w) { return (~w & 0x55555555u) | (~(w | w << 1) & 0xAAAAAAAAu); }
+#include "signed_codes.glsl"
 
 // The scale of row n's group s.
 float unit_of(uint n, uint s) {
     uint at = n * COUNT + min(s, COUNT - 1);
-    vec2 pair = unpackHalf2x16(w_scale[at / 2]);
-    return at % 2 == 0 ? pair.x : pair.y;
+    return scale_in(w_scale[at / 2], at);
 }
 
 // Puts the terms of a chunk of row n where they belong; all invocations of a row call it.
@@ -45,7 +39,7 @@ void multiply(uvec4 words, uint chunk, uint n, uint slot) {
     [[unroll]] for (uint j = 0; j < EACH; j++) {
         sums[j] = 0;
         [[unroll]] for (uint p = j * (4 / EACH); p < (j + 1) * (4 / EACH); p++)
-            if (chunk < CHUNKS) sums[j] = product(weights << 2 * p, 0xC0C0C0C0u, x_quads[p * PITCH + chunk], sums[j]);
+            if (chunk < CHUNKS) sums[j] = product(weights << 2 * p, TOP_PAIRS, x_quads[p * PITCH + chunk], sums[j]);
         for (uint apart = 1; apart < SHARERS; apart *= 2) sums[j] += subgroupShuffleXor(sums[j], apart);
         uint s = chunk / SHARERS * EACH + j;
         if (chunk % SHARERS == 0 && s < COUNT) {

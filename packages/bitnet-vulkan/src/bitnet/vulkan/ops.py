@@ -21,6 +21,7 @@ from bitnet.core.gpu.ops.scaled import head_norms
 from bitnet.core.gpu.ops.variants import (
     GroupScaledMatmul,
     NormedRope,
+    TernaryTable,
     WindowedAttention,
     embedder_variants,
     expert_variants,
@@ -32,6 +33,7 @@ from bitnet.vulkan import matrices
 from bitnet.vulkan.hardware import Hardware
 from bitnet.vulkan.head import HeadOps
 from bitnet.vulkan.layers import one_launch, pitch, wide
+from bitnet.vulkan.pairs import PairProducts
 
 GROUP = 256
 """Invocations of the work-group of a row, if the device allows that many."""
@@ -69,11 +71,13 @@ class VulkanOps:
         self._gemv_group = min(GEMV_GROUP, self._group)
         self._rows = RowOps(group=self._group)
         self._head = HeadOps(hardware, self._group)
+        self._pairs = PairProducts(hardware)
         self._table: Dispatch = {
             **self._rows.table(),
             **variants(self._rows),
             Embed: self.embed,
             **in_parts(hardware.windows),
+            TernaryTable: self._pairs.table,
             TernaryMatmul: self.ternary_matmul,
             GroupScaledMatmul: self.ternary_matmul,
             DenseMatmul: self._head.dense_matmul,
@@ -134,11 +138,13 @@ class VulkanOps:
         return [launch("ternary_matmul", grid, TILE_GROUP, args, defines | wide, entry="ternary_gemm")]
 
     def _group_matmul(self, ctx: Context, op: TernaryMatmul, bucket: Bucket, out: Buffer) -> list[Launch]:
-        """A product of weights with scales of groups: on matrices for several tokens."""
+        """A product of weights with scales of groups: by pairs of invocations for 2 to 8 tokens, else on matrices."""
         w, products = ctx.ternary(op.weights), GroupProducts(self._hardware.windows)
         if self._quantises(ctx, op, bucket):
             x = ProductInput(ctx.tensors[op.x], scale=ctx.tensors[op.scale])
             return [self._decode(ctx, op, bucket, x, out)]
+        if few := self._pairs.few(ctx, op, bucket, out):
+            return few
         sizes = group_defines(w)
         fitting = matrices.group_shapes(self._hardware, sizes["GROUP"], sizes["EACH"]) if w.cols % 16 == 0 else []
         if bucket.tokens == 1 or not fitting:

@@ -14,7 +14,7 @@ from bitnet.core.gpu.context import Bucket, Context
 from bitnet.core.gpu.drivers.interface import Buffer, KernelSpec, Launch
 from bitnet.core.gpu.ops import ceil_div, next_power_of_two, power_of_two
 from bitnet.core.gpu.ops.products import ProductInput, product_args, tiled_args
-from bitnet.core.gpu.ops.tables import table_of
+from bitnet.core.gpu.ops.tables import row_digits, table_of
 from bitnet.core.gpu.weights import TernaryBuffer
 from bitnet.core.hal import DenseMatmul, Embed, TernaryMatmul
 
@@ -130,9 +130,7 @@ class NvidiaProducts(Products):
         w = table_of(ctx, op)
         if isinstance(op, Embed) or w.group not in TABLE_GROUPS or w.cols % w.group:
             return super().table(ctx, op, bucket)
-        most, each = ctx.program.limits.max_rows, min(bucket.rows, TABLE_ROWS)
-        digits = ctx.scratch("row digits", most * 3 * w.cols)
-        units = ctx.scratch("row units", most * (w.cols // w.group) * 4)
+        each, (digits, units) = min(bucket.rows, TABLE_ROWS), row_digits(ctx, w)
         sizes = {"COLS": w.cols, "GROUP": w.group}
         split = KernelSpec("nvidia/table_digits", "table_digits", tuple({**sizes, "WG": DIGITS_GROUP}.items()))
         shape = {"ROW_BYTES": w.row_bytes, "TOKENS": each, "INPUT": 0, "GLU": 0, "RELU2": 0, "ADD": 0, "TABLE": 1}

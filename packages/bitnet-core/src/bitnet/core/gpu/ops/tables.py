@@ -75,6 +75,15 @@ def table_of(ctx: Context, op: Embed | DenseMatmul) -> TernaryBuffer:
     return ctx.ternary((name,))
 
 
+def row_digits(ctx: Context, w: TernaryBuffer) -> tuple[Buffer, Buffer]:
+    """Working memory for the rows of a head that is multiplied by digits: three int8 digits of each element, and the
+    value of a unit for each row and group."""
+    assert w.group is not None
+    most = ctx.program.limits.max_rows
+    units = ctx.scratch("row units", most * (w.cols // w.group) * 4)
+    return ctx.scratch("row digits", most * 3 * w.cols), units
+
+
 def _shape(w: TernaryBuffer) -> dict[str, int]:
     """What both kernels are compiled for: the row and its groups."""
     assert w.group is not None

@@ -1,0 +1,87 @@
+"""Products of weights with scales of groups for few tokens, and heads of ternary tables, by integer dot products.
+
+Two neighbouring invocations of a subgroup share rows of the weights: each has half of every block of 128 columns.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from bitnet.core.gpu import Bucket, Buffer, Context, Launch, launch
+from bitnet.core.gpu.drivers.windows import in_two
+from bitnet.core.gpu.ops import ceil_div, power_of_two
+from bitnet.core.gpu.ops.group_products import GroupProducts, group_defines
+from bitnet.core.gpu.ops.tables import MAX_ROWS, WindowedTables, row_digits, table_of
+from bitnet.core.gpu.weights import TernaryBuffer
+from bitnet.core.hal import DenseMatmul, Embed, TernaryMatmul
+from bitnet.vulkan.hardware import Hardware
+
+COLUMNS = (64, 128, 256)
+"""Columns of a group."""
+HELD = 2
+"""Rows of W that two invocations share."""
+SUBGROUPS = 8
+"""Maximum subgroups of a work-group of ternary_groups_few, which share the columns of its rows."""
+SPAN = 4
+"""Maximum units of columns of a subgroup whose terms are in shared memory at a time."""
+FEW_TOKENS = 8
+TABLE_GROUP = 128
+"""Invocations of a work-group of digits_matmul."""
+DEPTH = {1: 4}
+"""Blocks of 128 columns that these have on their way at a time, by rows of x; otherwise 2."""
+
+
+@dataclass(frozen=True, slots=True)
+class PairProducts:
+    """Launches for a device."""
+
+    hardware: Hardware
+
+    def few(self, ctx: Context, op: TernaryMatmul, bucket: Bucket, out: Buffer) -> list[Launch] | None:
+        """A product of 2 to 8 tokens into ``out``; None if the kernel does not support it."""
+        w, hardware = ctx.ternary(op.weights), self.hardware
+        if not 1 < bucket.tokens <= FEW_TOKENS or not self._able(w):
+            return None
+        subgroups = min(SUBGROUPS, power_of_two(hardware.group // hardware.subgroup))
+        rows, sizes = hardware.subgroup // 2 * HELD, group_defines(w)
+        assert w.group is not None
+        tokens, units = ceil_div(bucket.tokens, 2) * 2, w.cols // max(w.group, 128)
+        span = min(SPAN, ceil_div(units, subgroups))
+        while span and tokens * (rows * (span * subgroups * sizes["EACH"] | 1) + 4) * 4 > hardware.shared:
+            span -= 1
+        if not span:
+            return None
+        defines = {**sizes, "ADD": int(op.add), "TOKENS": bucket.tokens, "HELD": HELD, "SPAN": span}
+        group = subgroups * hardware.subgroup
+        return [
+            launch("ternary_groups_few", (ceil_div(count, rows), 1, 1), group, args, defines)
+            for args, count in GroupProducts(hardware.windows).parts(ctx, op, out)
+        ]
+
+    def table(self, ctx: Context, op: Embed | DenseMatmul, bucket: Bucket) -> list[Launch]:
+        """``embed`` or ``dense_matmul`` of a ternary table: the latter with three int8 digits of each activation, as
+        exact sums for each group."""
+        w, hardware = table_of(ctx, op), self.hardware
+        if isinstance(op, Embed) or not self._able(w):
+            return WindowedTables(hardware.windows).lower(ctx, op, bucket)
+        assert w.group is not None
+        digits, units = row_digits(ctx, w)
+        group = max(min(TABLE_GROUP, power_of_two(hardware.group)), hardware.subgroup)
+        sizes, each = {"COLS": w.cols, "GROUP": w.group}, min(bucket.rows, MAX_ROWS)
+        split = (ctx.step, ctx.tensors[op.x], digits, units)
+        made = [launch("table_digits", (bucket.rows, 1, 1), group, split, sizes)]
+        defines = {**sizes, "TOKENS": each, "HELD": HELD, "DEPTH": min(DEPTH.get(each, 2), w.cols // 128)}
+        for codes, first, rows in hardware.windows(w.codes, w.rows):
+            grid = (*in_two(ceil_div(rows, group // 2 * HELD)), ceil_div(bucket.rows, each))
+            args = (ctx.step, digits, units, codes, w.scales, ctx.tensors[op.out])
+            args = (*args, *map(np.uint32, (rows, first, w.rows)))
+            made.append(launch("digits_matmul", grid, group, args, defines))
+        return made
+
+    def _able(self, w: TernaryBuffer) -> bool:
+        """Whether the device has the instructions, and rows are whole blocks of whole groups."""
+        hardware = self.hardware
+        dots = hardware.macros["DOT"] and hardware.subgroup >= 2
+        return bool(dots) and w.group in COLUMNS and w.cols % max(w.group, 128) == 0
