@@ -2,6 +2,7 @@
 // values, which are in flight before q is computed. Declared before it: the constants, step_data, qkv, the cache, the tables, kv_heads, max_blocks.
 // ROPE: q is rotated here, and the token's own k (rotated) and v are stored by the part that reads them.
 // KV_I8: 8 codes and their scale are held in those 16 bytes.
+// NORMS_HEADS: where HEAD_NORMS, q and k are normalised before they are rotated, with q_norm, k_norm and head_eps.
 #include "cache.glsl"
 const int QUADS = DIM / 4;
 const int WIDE = KV_F16 + KV_I8 != 0 ? 8 : 4;  // dimensions in the 16 bytes
@@ -13,8 +14,16 @@ shared uvec4 own_value[LOADS];
 
 vec4 halves(uint a, uint b) { return vec4(unpackHalf2x16(a), unpackHalf2x16(b)); }
 
-vec4 rotated(uint from, uint position, uint i) {  // dimensions 4 i to 4 i + 3 of a head of qkv
-    vec4 v = qkv[from + i];
+#if NORMS_HEADS
+shared float head_root[GROUP + 1];  // 1 / sqrt(mean of squares + eps) of each head of q, and of the token's k
+float gain_at(uint d, uint head) { return HEAD_NORMS == 0 ? 1.0 : head_root[head] * (head < GROUP ? q_norm[d] : k_norm[d]); }
+#else
+float gain_at(uint d, uint head) { return 1.0; }
+#endif
+
+// Dimensions 4 i to 4 i + 3 of a head of qkv, from `from` on: one of q of the group, or k after them.
+vec4 rotated(uint from, uint position, uint i, uint head) {
+    vec4 v = qkv[from + i] * vec4(gain_at(4 * i, head), gain_at(4 * i + 1, head), gain_at(4 * i + 2, head), gain_at(4 * i + 3, head));
     if (NEOX != 0) {
         bool low = i < QUADS / 2;
         vec4 pair;
@@ -22,7 +31,7 @@ vec4 rotated(uint from, uint position, uint i) {  // dimensions 4 i to 4 i + 3 o
             uint d = 4 * i + j, other = 4 * i + j < DIM / 2 ? d + DIM / 2 : d - DIM / 2;
             uint angle = position * (DIM / 2) + min(d, other);
             float sign = d < DIM / 2 ? -1.0 : 1.0;
-            pair[j] = v[j] * cosines[angle] + sign * qkv[from + other / 4][other % 4] * sines[angle];
+            pair[j] = v[j] * cosines[angle] + sign * qkv[from + other / 4][other % 4] * gain_at(other, head) * sines[angle];
         }
         return pair;
     }
@@ -96,15 +105,30 @@ void fetch_cached(Place at, int start, int end) {
 void share_token(Place at, int begin, int end) {
     int lane = at.lane, heads = kv_heads * GROUP;
     float unit = 1.0 / sqrt(float(DIM));
+#if NORMS_HEADS
+    if (HEAD_NORMS != 0) {
+        for (uint h = lane / SUBGROUP; h <= GROUP; h += SUBS) {
+            uint from = at.row + (h < GROUP ? at.kv_head * GROUP + h : heads + at.kv_head) * QUADS;
+            float squares = 0.0;
+            for (uint i = lane % SUBGROUP; i < QUADS; i += SUBGROUP) {
+                vec4 v = qkv[from + i];
+                squares += dot(v, v);
+            }
+            squares = subgroupAdd(squares);
+            if (lane % SUBGROUP == 0) head_root[h] = 1.0 / sqrt(squares / float(DIM) + head_eps);
+        }
+        barrier();
+    }
+#endif
     for (uint i = lane; i < GROUP * QUADS; i += WG) {
         uint from = at.row + (at.kv_head * GROUP + i / QUADS) * QUADS;
-        query[i] = (ROPE != 0 ? rotated(from, at.position, i % QUADS) : qkv[from + i % QUADS]) * unit;
+        query[i] = (ROPE != 0 ? rotated(from, at.position, i % QUADS, i / QUADS) : qkv[from + i % QUADS]) * unit;
     }
 #if KV_I8
     if (ROPE != 0 && at.position >= begin && at.position < end) {  // the same for the whole work-group
         uint k = at.row + (heads + at.kv_head) * QUADS, v = k + kv_heads * QUADS;
         for (uint i = lane; i < QUADS; i += WG) {
-            exact[i] = rotated(k, at.position, i);
+            exact[i] = rotated(k, at.position, i, GROUP);
             exact[QUADS + i] = qkv[v + i];
         }
         barrier();
@@ -130,10 +154,10 @@ void share_token(Place at, int begin, int end) {
         uint to = ((block * BLOCK + at.position % BLOCK) * kv_heads + at.kv_head) * LOADS + lane;
         uvec4 key, value;
         if (KV_F16 != 0) {
-            key = packed(rotated(k, at.position, 2 * lane), rotated(k, at.position, 2 * lane + 1));
+            key = packed(rotated(k, at.position, 2 * lane, GROUP), rotated(k, at.position, 2 * lane + 1, GROUP));
             value = packed(qkv[v + 2 * lane], qkv[v + 2 * lane + 1]);
         } else {
-            key = floatBitsToUint(rotated(k, at.position, lane));
+            key = floatBitsToUint(rotated(k, at.position, lane, GROUP));
             value = floatBitsToUint(qkv[v + lane]);
         }
         own_key[lane] = keys[to] = key;

@@ -31,7 +31,9 @@ BUFFER(6, writeonly, float, result);
 BUFFER(7, coherent, float, parts);  // for each token, key/value head and part: GROUP greatest scores, as many sums of weights, DIM sums each
 BUFFER(8, coherent, uint, arrivals);
 layout(push_constant) uniform Push { int token_seq, seq_begin, seq_len, block_table, max_blocks, kv_heads; };
+#define NORMS_HEADS 0
 #if SUBGROUPS
+#define POOL (SUBS * GROUP * QUADS)
 #include "attention_lanes.glsl"
 #else
 #include "attention_part.glsl"

@@ -17,7 +17,8 @@ const uint SUMS = (ROWS * TOKENS + WG - 1) / WG;       // rows and tokens whose 
 shared float terms[2 * HALF * TOKEN_PITCH];
 
 KERNEL(ternary_groups_few) {
-    uint lane = LANE, sub = lane / SUBGROUP, part = lane % 2, pair = lane % SUBGROUP / 2, n0 = gl_WorkGroupID.x * ROWS;
+    uint lane = LANE, sub = lane / SUBGROUP, part = lane % 2, pair = lane % SUBGROUP / 2, n0 = (gl_WorkGroupID.y * gl_NumWorkGroups.x + gl_WorkGroupID.x) * ROWS;
+    if (n0 >= rows) return;
     uint last = min(STEP_TOKENS, TOKENS) - 1;
     uvec4 held[SPAN * HELD * BLOCKS];
     uint scales[SPAN * HELD];

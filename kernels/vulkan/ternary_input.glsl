@@ -3,7 +3,7 @@ BUFFER(0, readonly, uvec4, x);
 BUFFER(1, readonly, float, scale);
 BUFFER(2, readonly, vec4, weight);
 const uint QUADS = COLS / 4;
-const int HELD = (COLS / 4 + WG - 1) / WG;  // quads of x of an invocation, of which up to 8 are kept
+const int HELD = (COLS / 4 + WG - 1) / WG;  // quads of x of an invocation, of which up to 16 are kept
 
 vec4 gain_of(uint i) { return INPUT == 2 ? weight[i] : vec4(1.0); }
 #define X_SPACE (4 * PITCH)
@@ -15,7 +15,7 @@ float take_x(uint lane) {
     if (INPUT != 0) {
 #define LOAD(i) if (i < HELD && lane + i * WG < QUADS) { v[i] = uintBitsToFloat(x[lane + i * WG]); gain[i] = gain_of(lane + i * WG); } \
                 else { v[i] = vec4(0.0); gain[i] = vec4(0.0); }
-        REPEAT_8(LOAD)
+        REPEAT_16(LOAD)
         return quantise(lane, QUADS, CHUNKS, PITCH, INPUT == 2, eps);
     }
     begin_sum(lane);

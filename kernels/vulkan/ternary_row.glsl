@@ -1,7 +1,7 @@
 // A row of activations quantised to int8 in shared memory, and its products with rows of codes, for ternary_decode and
 // decode_layer. The products are of codes (w + 1); their offset adds the sum of the row, which is subtracted at the end. Declared before it:
-// X_SPACE, and MORE(i) where an invocation may have more than 8 quads of the row.
-vec4 v[8], gain[8];         // this invocation's quads of the row and of its norm's weight: those WG apart
+// X_SPACE, and MORE(i) where an invocation may have more than 16 quads of the row.
+vec4 v[16], gain[16];       // this invocation's quads of the row and of its norm's weight: those WG apart
 uvec4 first[8], second[8];  // codes in flight, of one row of W and of a second one
 shared uvec4 x_quads[X_SPACE];  // the operands of a chunk's four bit pairs are `pitch` apart
 #if SUBGROUPS
@@ -55,9 +55,9 @@ float quantise(uint lane, uint quads, uint chunks, uint pitch, bool normed, floa
         if (normed) v[i] *= gain[i]; \
         largest = max(largest, max4(abs(v[i]))); \
     }
-    REPEAT_8(LOOK)
+    REPEAT_16(LOOK)
 #ifdef MORE
-    for (uint i = lane + 8 * WG; i < quads; i += WG) {
+    for (uint i = lane + 16 * WG; i < quads; i += WG) {
         vec4 more = MORE(i);
         squares += dot(more, more);
         largest = max(largest, max4(abs(more * gain_of(i))));
@@ -69,9 +69,9 @@ float quantise(uint lane, uint quads, uint chunks, uint pitch, bool normed, floa
     float factor = inverse * quant_factor(largest);
     int sum = 0;
 #define PUT(i) if (i < held && lane + i * WG < quads) sum += put(lane + i * WG, quantised(v[i] * factor), chunks, pitch);
-    REPEAT_8(PUT)
+    REPEAT_16(PUT)
 #ifdef MORE
-    for (uint i = lane + 8 * WG; i < quads; i += WG) sum += put(i, quantised(MORE(i) * gain_of(i) * factor), chunks, pitch);
+    for (uint i = lane + 16 * WG; i < quads; i += WG) sum += put(i, quantised(MORE(i) * gain_of(i) * factor), chunks, pitch);
 #endif
     for (uint i = quads + lane; i < 16 * chunks; i += WG) put(i, 0, chunks, pitch);
     end_sum(sum);

@@ -17,7 +17,7 @@ from bitnet.vulkan.backend import BACKEND
 from bitnet.vulkan.device import VulkanDriver
 from bitnet.vulkan.driver import Instance
 from bitnet.vulkan.hardware import Hardware, inspect
-from bitnet.vulkan.layers import GROUP, MIN_LANES
+from bitnet.vulkan.layers import GROUP, HELD, MAX_LANES, MIN_LANES
 from bitnet.vulkan.ops import VulkanOps
 
 Twins: TypeAlias = list[GpuDevice]
@@ -58,17 +58,29 @@ def rng() -> np.random.Generator:
     return np.random.default_rng(seed)
 
 
+QWEN3: dict[str, Any] = {"head_dim": 32, "activation": "silu", "sub_norms": False, "head_norms": True}
+WIDEST = 0
+"""Stands for the columns that fill a subgroup's registers, but for one group."""
 SHAPES: list[tuple[dict[str, Any], Literal["f32", "f16"]]] = [
     ({"heads": 4, "kv_heads": 2, "head_dim": 32, "ffn": 528}, "f16"),
     ({"heads": 6, "kv_heads": 2, "head_dim": 32, "style": "interleaved", "activation": "silu"}, "f32"),
     ({"heads": 3, "kv_heads": 3, "head_dim": 32, "sub_norms": False, "ffn": 260}, "f16"),
+    ({**QWEN3, "heads": 12, "kv_heads": 4, "ffn": WIDEST, "group": 128}, "f16"),
+    ({**QWEN3, "heads": 8, "kv_heads": 4, "ffn": 768, "group": 256, "sub_norms": True, "style": "interleaved"}, "f32"),
 ]
-shapes = pytest.mark.parametrize(("shape", "dtype"), SHAPES, ids=["wide", "f32", "plain"])
+shapes = pytest.mark.parametrize(("shape", "dtype"), SHAPES, ids=["wide", "f32", "plain", "groups", "groups-256"])
+
+
+def model_of(opened: Twins, rng: np.random.Generator, layers: int, shape: dict[str, Any]) -> TinyModel:
+    driver = opened[0]._driver
+    assert isinstance(driver, VulkanDriver)
+    widest = 64 * HELD * min(driver.hardware.subgroup, MAX_LANES) - 128
+    return TinyModel(rng, layers=layers, **{**shape, **({"ffn": widest} if shape.get("ffn") == WIDEST else {})})
 
 
 @shapes
 def test_models(opened: Twins, rng: np.random.Generator, shape: dict[str, Any], dtype: Literal["f32", "f16"]) -> None:
-    errors = errors_of_logits(opened[0], TinyModel(rng, layers=2, **shape), dtype)
+    errors = errors_of_logits(opened[0], model_of(opened, rng, 2, shape), dtype)
     assert np.max(errors) <= END_TO_END, f"errors of the rows are {errors}"
 
 
@@ -77,10 +89,10 @@ def test_over_many_positions(
     opened: Twins, rng: np.random.Generator, shape: dict[str, Any], dtype: Literal["f32", "f16"]
 ) -> None:
     """A context of several parts: the logits of five dispatches a layer; and it is one."""
-    model = TinyModel(rng, layers=3, **shape)
+    model = model_of(opened, rng, 3, shape)
     made, text, blocks = model.program(LIMITS, 40, dtype), rng.choice(model.calm(), 170), list(range(40))
     found = []
-    for device, dispatches in zip(opened, (3, 3 * 5), strict=True):
+    for device, dispatches in zip(opened, (3, 3 * (6 if model.head_norms else 5)), strict=True):
         executable = device.compile(made)
         logits = []
         for at in (*range(0, 160, 32), *range(160, 170)):

@@ -56,7 +56,7 @@ class PairProducts:
         defines = {**sizes, "ADD": int(op.add), "TOKENS": bucket.tokens, "HELD": HELD, "SPAN": span}
         group = subgroups * hardware.subgroup
         return [
-            launch("ternary_groups_few", (ceil_div(count, rows), 1, 1), group, args, defines)
+            launch("ternary_groups_few", (*in_two(ceil_div(count, rows)), 1), group, args, defines)
             for args, count in GroupProducts(hardware.windows).parts(ctx, op, out)
         ]
 
