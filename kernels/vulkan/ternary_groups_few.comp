@@ -1,5 +1,5 @@
 // requires: SUBGROUPS DOT
-// ternary_matmul of weights with a scale for each GROUP of 64, 128 or 256 columns, for up to 8 tokens. Two neighbouring invocations share
+// ternary_matmul of weights with a scale for each GROUP of 64, 128 or 256 columns, for few tokens, TOKENS in a work-group. Two neighbouring invocations share
 // HELD rows: each has half of every block of 128 columns. The subgroups of a work-group share the columns of the same rows: each takes one
 // unit (a group of a block or two, or a block of EACH groups) of SUBS. Terms of SPAN such units lie in shared memory, where one invocation
 // adds those of a row and token in their order.
@@ -19,7 +19,8 @@ shared float terms[2 * HALF * TOKEN_PITCH];
 KERNEL(ternary_groups_few) {
     uint lane = LANE, sub = lane / SUBGROUP, part = lane % 2, pair = lane % SUBGROUP / 2, n0 = (gl_WorkGroupID.y * gl_NumWorkGroups.x + gl_WorkGroupID.x) * ROWS;
     if (n0 >= rows) return;
-    uint last = min(STEP_TOKENS, TOKENS) - 1;
+    uint m0 = gl_WorkGroupID.z * TOKENS, last = STEP_TOKENS - 1;
+    if (m0 > last) return;
     uvec4 held[SPAN * HELD * BLOCKS];
     uint scales[SPAN * HELD];
     float totals[SUMS];
@@ -51,7 +52,7 @@ KERNEL(ternary_groups_few) {
                         uvec4 weights[HELD];
                         [[unroll]] for (int h = 0; h < HELD; h++) weights[h] = top_pairs(words[h * BLOCKS + b], p);
                         [[unroll]] for (int t = 0; t < TOKENS; t++) {
-                            uvec4 v = load_x(min(t, last), (unit * BLOCKS + b) * 8 + p * 2 + part);
+                            uvec4 v = load_x(min(m0 + t, last), (unit * BLOCKS + b) * 8 + p * 2 + part);
                             [[unroll]] for (int h = 0; h < HELD; h++) sums[h * TOKENS + t] = dot16(weights[h], v, sums[h * TOKENS + t]);
                         }
                     }
@@ -79,7 +80,7 @@ KERNEL(ternary_groups_few) {
         if (from + TURN < UNITS) barrier();
     }
     [[unroll]] for (int i = 0; i < SUMS; i++) {
-        uint at = lane + i * WG, m = at / ROWS, n = n0 + at % ROWS;
-        if (m < TOKENS && m <= last && n < rows) store(m, n, totals[i] * UNFOLD);
+        uint at = lane + i * WG, t = at / ROWS, n = n0 + at % ROWS;
+        if (t < TOKENS && m0 + t <= last && n < rows) store(m0 + t, n, totals[i] * UNFOLD);
     }
 }

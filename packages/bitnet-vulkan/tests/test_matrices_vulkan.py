@@ -318,8 +318,8 @@ def test_the_product_is_exact(
 @pytest.mark.parametrize(
     ("tile", "product"),
     [
-        ((16, 16, 32), Grouped(2, (37,), 1152, 128, add=True)),
-        ((16, 16, 32), Grouped(8, (70,), 1344, 64)),
+        ((16, 16, 32), Grouped(9, (37,), 1152, 128, add=True)),
+        ((16, 16, 32), Grouped(12, (70,), 1344, 64)),
         ((16, 16, 32), Grouped(16, (33,), 768, 256, add=True)),
         ((16, 16, 32), Grouped(11, (40,), 480, 32)),
         ((16, 16, 32), Grouped(30, (70, 9), 896, 128)),
@@ -348,8 +348,8 @@ def test_the_product_of_groups_is_exact(
     ("old", "new", "product"),
     [
         (" * SETS + set % SETS;", " * SETS;", Grouped(40, (70,), 320, 64)),
-        ("if (WK > 1) {\n            barrier();", "if (WK > 1) {", Grouped(8, (37,), 640, 128)),
-        ("if (round * WK * SETS + g < COUNT) sum", "if (g == 0) sum", Grouped(8, (37,), 640, 128)),
+        ("if (WK > 1) {\n            barrier();", "if (WK > 1) {", Grouped(9, (37,), 640, 128)),
+        ("if (round * WK * SETS + g < COUNT) sum", "if (g == 0) sum", Grouped(9, (37,), 640, 128)),
         (
             "m < STEP_TOKENS && n < rows) store(m, n, uint",
             "n < rows) store(m, n, uint",

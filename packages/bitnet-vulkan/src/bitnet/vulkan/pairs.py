@@ -26,7 +26,8 @@ SUBGROUPS = 8
 """Maximum subgroups of a work-group of ternary_groups_few, which share the columns of its rows."""
 SPAN = 4
 """Maximum units of columns of a subgroup whose terms are in shared memory at a time."""
-FEW_TOKENS = 8
+FEW_TOKENS, EACH_TOKENS = 8, 8
+"""Maximum tokens of a step for ternary_groups_few, and of a work-group."""
 TABLE_GROUP = 128
 """Invocations of a work-group of digits_matmul."""
 DEPTH = {1: 4}
@@ -40,23 +41,25 @@ class PairProducts:
     hardware: Hardware
 
     def few(self, ctx: Context, op: TernaryMatmul, bucket: Bucket, out: Buffer) -> list[Launch] | None:
-        """A product of 2 to 8 tokens into ``out``; None if the kernel does not support it."""
+        """A product of few tokens into ``out``; None if there are more, or the kernel does not support it."""
         w, hardware = ctx.ternary(op.weights), self.hardware
         if not 1 < bucket.tokens <= FEW_TOKENS or not self._able(w):
             return None
         subgroups = min(SUBGROUPS, power_of_two(hardware.group // hardware.subgroup))
         rows, sizes = hardware.subgroup // 2 * HELD, group_defines(w)
         assert w.group is not None
-        tokens, units = ceil_div(bucket.tokens, 2) * 2, w.cols // max(w.group, 128)
+        each, units = min(bucket.tokens, EACH_TOKENS), w.cols // max(w.group, 128)
         span = min(SPAN, ceil_div(units, subgroups))
-        while span and tokens * (rows * (span * subgroups * sizes["EACH"] | 1) + 4) * 4 > hardware.shared:
+        while (
+            span and ceil_div(each, 2) * 2 * (rows * (span * subgroups * sizes["EACH"] | 1) + 4) * 4 > hardware.shared
+        ):
             span -= 1
         if not span:
             return None
-        defines = {**sizes, "ADD": int(op.add), "TOKENS": bucket.tokens, "HELD": HELD, "SPAN": span}
-        group = subgroups * hardware.subgroup
+        defines = {**sizes, "ADD": int(op.add), "TOKENS": each, "HELD": HELD, "SPAN": span}
+        group, along = subgroups * hardware.subgroup, ceil_div(bucket.tokens, each)
         return [
-            launch("ternary_groups_few", (*in_two(ceil_div(count, rows)), 1), group, args, defines)
+            launch("ternary_groups_few", (*in_two(ceil_div(count, rows)), along), group, args, defines)
             for args, count in GroupProducts(hardware.windows).parts(ctx, op, out)
         ]
 
