@@ -107,15 +107,20 @@ void share_token(Place at, int begin, int end) {
     float unit = 1.0 / sqrt(float(DIM));
 #if NORMS_HEADS
     if (HEAD_NORMS != 0) {
+#if SUBGROUPS
         for (uint h = lane / SUBGROUP; h <= GROUP; h += SUBS) {
+            uint apart = SUBGROUP, part = lane % SUBGROUP;
+#else
+        for (uint h = lane; h <= GROUP; h += WG) {
+            uint apart = 1, part = 0;
+#endif
             uint from = at.row + (h < GROUP ? at.kv_head * GROUP + h : heads + at.kv_head) * QUADS;
             float squares = 0.0;
-            for (uint i = lane % SUBGROUP; i < QUADS; i += SUBGROUP) {
-                vec4 v = qkv[from + i];
-                squares += dot(v, v);
-            }
+            for (uint i = part; i < QUADS; i += apart) squares += dot(qkv[from + i], qkv[from + i]);
+#if SUBGROUPS
             squares = subgroupAdd(squares);
-            if (lane % SUBGROUP == 0) head_root[h] = 1.0 / sqrt(squares / float(DIM) + head_eps);
+#endif
+            if (part == 0) head_root[h] = 1.0 / sqrt(squares / float(DIM) + head_eps);
         }
         barrier();
     }

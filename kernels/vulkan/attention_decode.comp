@@ -1,4 +1,4 @@
-// variants: SUBGROUPS KV_I8
+// variants: SUBGROUPS KV_I8 NORMS_HEADS
 // Attention of one token: a work-group for each key/value head and each PART positions of the sequence, for all the GROUP query
 // heads that share the keys. The part that ends last merges the results of all.
 // SUBGROUPS: the loads of a position are a power of two that divides a subgroup.
@@ -30,8 +30,17 @@ BUFFER(5, readonly, float, sines);
 BUFFER(6, writeonly, float, result);
 BUFFER(7, coherent, float, parts);  // for each token, key/value head and part: GROUP greatest scores, as many sums of weights, DIM sums each
 BUFFER(8, coherent, uint, arrivals);
-layout(push_constant) uniform Push { int token_seq, seq_begin, seq_len, block_table, max_blocks, kv_heads; };
-#define NORMS_HEADS 0
+#if NORMS_HEADS
+#define HEAD_NORMS 1
+BUFFER(9, readonly, float, q_norm);
+BUFFER(10, readonly, float, k_norm);
+#endif
+layout(push_constant) uniform Push {
+    int token_seq, seq_begin, seq_len, block_table, max_blocks, kv_heads;
+#if NORMS_HEADS
+    float head_eps;
+#endif
+};
 #if SUBGROUPS
 #define POOL (SUBS * GROUP * QUADS)
 #include "attention_lanes.glsl"

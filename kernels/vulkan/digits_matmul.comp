@@ -1,12 +1,11 @@
 // requires: SUBGROUPS DOT
 // dense_matmul of a ternary table with a scale for each GROUP of 64, 128 or 256 columns, for the rows of the table that are bound: `rows` of
-// `total`. Elements of x are three digits each, from table_digits.comp. Two neighbouring invocations share HELD rows of the table: each has
-// half of every block of 128 columns, of which DEPTH are on their way at a time. TOKENS rows of x share a read of the table.
+// `total`. Elements of x are three digits each, from table_digits.comp. Two neighbouring invocations share two rows of the table: each has
+// half of every block of 128 columns, of which DEPTH are on their way at a time. Up to 8 rows of x share a read of the table.
 layout(constant_id = 1) const int COLS = 128;
 layout(constant_id = 2) const int GROUP = 128;
 layout(constant_id = 3) const int TOKENS = 1;
-layout(constant_id = 4) const int HELD = 2;
-layout(constant_id = 5) const int DEPTH = 4;
+layout(constant_id = 4) const int DEPTH = 4;  // at most 8
 BUFFER(0, readonly, int, step_data);
 BUFFER(1, readonly, uvec4, x);
 BUFFER(2, readonly, float, units);
@@ -19,64 +18,76 @@ const uint EACH = GROUP < 128 ? 128 / GROUP : 1, PLANES = 4 / EACH;  // groups o
 #define WIDE 1
 #include "ternary_planes.glsl"
 #include "signed_codes.glsl"
+uvec4 first_codes[8], second_codes[8];   // on their way
+uint first_scales[8], second_scales[8];  // and the words with their scales
+ivec2 sums[24];                          // of both rows, for each digit of each row of x
+vec2 totals[8];
+uint n0, t0, count, part;
+
+#define EACH_TOKEN(F) F(0) F(1) F(2) F(3) F(4) F(5) F(6) F(7)
+uint row_of(uint second) { return min(n0 + second * PAIRS, rows - 1); }
+uint scale_at(uint second, uint block) { return (first + row_of(second)) * COUNT + block * 128 / GROUP; }
+
+void add_digit(uvec4 one, uvec4 other, uvec4 v, inout ivec2 sum) { sum = ivec2(dot16(one, v, sum.x), dot16(other, v, sum.y)); }
+
+void multiply(uvec4 one, uvec4 other, uint at) {
+#define ADD_TOKEN(t) if (t < TOKENS) { \
+        uint row = min(t0 + t, count - 1) * 3; \
+        add_digit(one, other, load_x(row, at), sums[3 * t]); \
+        add_digit(one, other, load_x(row + 1, at), sums[3 * t + 1]); \
+        add_digit(one, other, load_x(row + 2, at), sums[3 * t + 2]); \
+    }
+    EACH_TOKEN(ADD_TOKEN)
+}
+
+void add_block(uint block, uvec4 one, uvec4 other, uint scale_word, uint other_word) {
+    [[unroll]] for (uint set = 0; set < EACH; set++) {
+#define BEGIN_TOKEN(t) sums[3 * t] = sums[3 * t + 1] = sums[3 * t + 2] = ivec2(0);
+        EACH_TOKEN(BEGIN_TOKEN)
+        [[unroll]] for (uint p = set * PLANES; p < (set + 1) * PLANES; p++)
+            multiply(top_pairs(one, p), top_pairs(other, p), block * 8 + p * 2 + part);
+        vec2 scale = vec2(scale_in(scale_word, scale_at(0, block) + set), scale_in(other_word, scale_at(1, block) + set));
+#define TOTAL_TOKEN(t) if (t < TOKENS) { \
+            vec2 value = vec2(sums[3 * t]) * 16384.0 + vec2(sums[3 * t + 1]) * 128.0 + vec2(sums[3 * t + 2]); \
+            totals[t] += value * (scale * units[min(t0 + t, count - 1) * COUNT + block * 128 / GROUP + set]); \
+        }
+        EACH_TOKEN(TOTAL_TOKEN)
+    }
+}
 
 KERNEL(digits_matmul) {
-    uint lane = LANE, part = lane % 2, count = STEP_ROWS, t0 = gl_WorkGroupID.z * TOKENS;
-    uint n0 = (gl_WorkGroupID.y * gl_NumWorkGroups.x + gl_WorkGroupID.x) * PAIRS * HELD + lane / 2;
-    if (t0 >= count || n0 - lane / 2 >= rows) return;
-    uvec4 held[DEPTH * HELD];
-    uint scales[DEPTH * HELD];
-    float totals[HELD * TOKENS];
-    [[unroll]] for (int i = 0; i < HELD * TOKENS; i++) totals[i] = 0.0;
-#define GROUP_OF(h, block) ((first + min(n0 + (h) * PAIRS, rows - 1)) * COUNT + (block) * 128 / GROUP)
-#define FETCH(j, block) { \
-        uint next = min(block, BLOCKS - 1); \
-        [[unroll]] for (int h = 0; h < HELD; h++) { \
-            held[(j) * HELD + h] = codes[min(n0 + h * PAIRS, rows - 1) * (2 * BLOCKS) + next * 2 + part]; \
-            scales[(j) * HELD + h] = w_scale[GROUP_OF(h, next) / 2]; \
-        } \
+    uint lane = LANE, start = (gl_WorkGroupID.y * gl_NumWorkGroups.x + gl_WorkGroupID.x) * 2 * PAIRS;
+    n0 = start + lane / 2;
+    t0 = gl_WorkGroupID.z * TOKENS;
+    count = STEP_ROWS;
+    part = lane % 2;
+    if (t0 >= count || start >= rows) return;
+#define CLEAR_TOTAL(t) totals[t] = vec2(0.0);
+    EACH_TOKEN(CLEAR_TOTAL)
+#define FETCH(j) if (j < DEPTH) { \
+        uint next = min(from + j, BLOCKS - 1); \
+        first_codes[j] = codes[row_of(0) * (2 * BLOCKS) + next * 2 + part]; \
+        second_codes[j] = codes[row_of(1) * (2 * BLOCKS) + next * 2 + part]; \
+        first_scales[j] = w_scale[scale_at(0, next) / 2]; \
+        second_scales[j] = w_scale[scale_at(1, next) / 2]; \
     }
-    [[unroll]] for (int j = 0; j < DEPTH; j++) FETCH(j, j)
-    for (uint from = 0; from < BLOCKS; from += DEPTH) {
-        [[unroll]] for (int j = 0; j < DEPTH; j++) {
-            uint block = from + j;
-            uvec4 words[HELD];
-            uint pairs[HELD];
-            [[unroll]] for (int h = 0; h < HELD; h++) {
-                words[h] = signed_codes(held[j * HELD + h]);
-                pairs[h] = scales[j * HELD + h];
-            }
-            FETCH(j, block + DEPTH)
-            if (BLOCKS % DEPTH != 0 && block >= BLOCKS) continue;
-            [[unroll]] for (int set = 0; set < EACH; set++) {
-                ivec3 sums[HELD * TOKENS];
-                [[unroll]] for (int i = 0; i < HELD * TOKENS; i++) sums[i] = ivec3(0);
-                [[unroll]] for (int p = int(set * PLANES); p < (set + 1) * PLANES; p++) {
-                    uvec4 weights[HELD];
-                    [[unroll]] for (int h = 0; h < HELD; h++) weights[h] = top_pairs(words[h], p);
-                    [[unroll]] for (int t = 0; t < TOKENS; t++) {
-                        uint row = min(t0 + t, count - 1) * 3;
-                        [[unroll]] for (int d = 0; d < 3; d++) {
-                            uvec4 v = load_x(row + d, block * 8 + p * 2 + part);
-                            [[unroll]] for (int h = 0; h < HELD; h++) sums[h * TOKENS + t][d] = dot16(weights[h], v, sums[h * TOKENS + t][d]);
-                        }
-                    }
-                }
-                [[unroll]] for (int t = 0; t < TOKENS; t++) {
-                    float unit = units[min(t0 + t, count - 1) * COUNT + block * 128 / GROUP + set];
-                    [[unroll]] for (int h = 0; h < HELD; h++) {
-                        float value = dot(vec3(sums[h * TOKENS + t]), vec3(16384.0, 128.0, 1.0));
-                        totals[h * TOKENS + t] += value * (unit * scale_in(pairs[h], GROUP_OF(h, block) + set));
-                    }
-                }
-            }
+    uint from = 0;
+    REPEAT_8(FETCH)
+    for (uint begin = 0; begin < BLOCKS; begin = from) {
+        from = begin + DEPTH;
+#define BLOCK_OF(j) if (j < DEPTH) { \
+            uvec4 one = signed_codes(first_codes[j]), other = signed_codes(second_codes[j]); \
+            uint scale_word = first_scales[j], other_word = second_scales[j]; \
+            FETCH(j) \
+            if (BLOCKS % DEPTH == 0 || begin + j < BLOCKS) add_block(begin + j, one, other, scale_word, other_word); \
         }
+        REPEAT_8(BLOCK_OF)
     }
-    [[unroll]] for (int t = 0; t < TOKENS; t++) {
-        [[unroll]] for (int h = 0; h < HELD; h++) {
-            float sum = (totals[h * TOKENS + t] + subgroupShuffleXor(totals[h * TOKENS + t], 1)) * UNFOLD;
-            uint n = n0 + h * PAIRS;
-            if (part == 0 && n < rows && t0 + t < count) result[(t0 + t) * total + first + n] = sum;
-        }
+#define STORE_TOKEN(t) if (t < TOKENS) { \
+        vec2 sum = (totals[t] + subgroupShuffleXor(totals[t], 1)) * UNFOLD; \
+        uint to = (t0 + t) * total + first + n0; \
+        if (part == 0 && n0 < rows && t0 + t < count) result[to] = sum.x; \
+        if (part == 0 && n0 + PAIRS < rows && t0 + t < count) result[to + PAIRS] = sum.y; \
     }
+    EACH_TOKEN(STORE_TOKEN)
 }

@@ -17,7 +17,8 @@ from bitnet.core.gpu.fusions import Choice, Layer, NormChoice, RopeAttention
 from bitnet.core.gpu.ops import RowOps, attention_inputs, ceil_div, kv_defines, positions, power_of_two, rope_defines
 from bitnet.core.gpu.ops.group_products import GroupProducts, group_defines, in_parts
 from bitnet.core.gpu.ops.products import ProductInput, fused_products, product_defines
-from bitnet.core.gpu.ops.scaled import head_norms
+from bitnet.core.gpu.ops.rows import head_norm_inputs
+from bitnet.core.gpu.ops.scaled import head_norms, norms_heads
 from bitnet.core.gpu.ops.variants import (
     GroupScaledMatmul,
     NormedRope,
@@ -58,6 +59,8 @@ MAX_PARTS = 24
 """Maximum work-groups of attention_decode that share the positions of a token."""
 ENOUGH_PARTS = 512
 """Target number of work-groups of attention_decode."""
+NORMED_BUFFERS = 11
+"""Storage buffers that attention_decode binds where it normalises heads."""
 QUERY_TILE, QUERY_GROUP = 32, 128
 """Sizes of attention_prefill: tokens of a work-group, which are also its positions at a time, and its invocations."""
 
@@ -193,10 +196,13 @@ class VulkanOps:
         return [*made, *(self._head.gated(ctx, launch) for launch in later)]
 
     def _rope_attention(self, ctx: Context, group: RopeAttention, bucket: Bucket) -> list[Launch] | None:
-        if bucket.tokens > 1:
-            return None
         made = self._attention_decode(ctx, group.attention, bucket, group.rope)
-        return [*head_norms(ctx, group.rope, bucket), *made] if made else made
+        before = head_norms(ctx, group.rope, bucket) if made and not self._norms_heads(group.rope) else []
+        return [*before, *made] if made else made
+
+    def _norms_heads(self, rope: RopeAppend | None) -> bool:
+        """Whether attention that rotates can also normalise the heads, if they are."""
+        return rope is not None and norms_heads(rope) and self._hardware.buffers >= NORMED_BUFFERS
 
     def _quantises(self, ctx: Context, op: TernaryMatmul, bucket: Bucket) -> bool:
         """Whether ternary_decode or ternary_groups_decode takes a product: of one token that fits shared memory, beside
@@ -286,6 +292,8 @@ class VulkanOps:
         arrivals = ctx.zeroed("attention arrivals", tokens * op.kv_heads * 4)
         step, *place = positions(ctx, op.table)
         inputs = attention_inputs(ctx, op, rope, ctx.tensors[op.qkv])
-        args = (step, *inputs, ctx.tensors[op.out], parts, arrivals, *place, np.int32(op.kv_heads))
+        args: tuple[Arg, ...] = (step, *inputs, ctx.tensors[op.out], parts, arrivals, *place, np.int32(op.kv_heads))
+        if self._norms_heads(rope):
+            args, defines = (*args, *head_norm_inputs(ctx, rope, step)), defines | {"NORMS_HEADS": 1}
         grid = (op.kv_heads, bucket.tokens, most)
         return [launch("attention_decode", grid, self._group, args, defines)]

@@ -21,13 +21,15 @@ from bitnet.vulkan.hardware import Hardware
 COLUMNS = (64, 128, 256)
 """Columns of a group."""
 HELD = 2
-"""Rows of W that two invocations share."""
+"""Rows of W that two invocations share, as in the sources."""
 SUBGROUPS = 8
 """Maximum subgroups of a work-group of ternary_groups_few, which share the columns of its rows."""
 SPAN = 4
 """Maximum units of columns of a subgroup whose terms are in shared memory at a time."""
 FEW_TOKENS, EACH_TOKENS = 8, 8
 """Maximum tokens of a step for ternary_groups_few, and of a work-group."""
+MAX_SUMS = 4
+"""Maximum sums of a row and token that an invocation of ternary_groups_few adds up."""
 TABLE_GROUP = 128
 """Invocations of a work-group of digits_matmul."""
 DEPTH = {1: 4}
@@ -54,9 +56,9 @@ class PairProducts:
             span and ceil_div(each, 2) * 2 * (rows * (span * subgroups * sizes["EACH"] | 1) + 4) * 4 > hardware.shared
         ):
             span -= 1
-        if not span:
+        if not span or each > MAX_SUMS * subgroups:
             return None
-        defines = {**sizes, "ADD": int(op.add), "TOKENS": each, "HELD": HELD, "SPAN": span}
+        defines = {**sizes, "ADD": int(op.add), "TOKENS": each, "SPAN": span}
         group, along = subgroups * hardware.subgroup, ceil_div(bucket.tokens, each)
         return [
             launch("ternary_groups_few", (*in_two(ceil_div(count, rows)), along), group, args, defines)
@@ -75,7 +77,7 @@ class PairProducts:
         sizes, each = {"COLS": w.cols, "GROUP": w.group}, min(bucket.rows, MAX_ROWS)
         split = (ctx.step, ctx.tensors[op.x], digits, units)
         made = [launch("table_digits", (bucket.rows, 1, 1), group, split, sizes)]
-        defines = {**sizes, "TOKENS": each, "HELD": HELD, "DEPTH": min(DEPTH.get(each, 2), w.cols // 128)}
+        defines = {**sizes, "TOKENS": each, "DEPTH": min(DEPTH.get(each, 2), w.cols // 128)}
         for codes, first, rows in hardware.windows(w.codes, w.rows):
             grid = (*in_two(ceil_div(rows, group // 2 * HELD)), ceil_div(bucket.rows, each))
             args = (ctx.step, digits, units, codes, w.scales, ctx.tensors[op.out])
