@@ -98,23 +98,28 @@ void wait_for_all(uint at) {
     }
 #define FETCH_ROW(i, to, from, cols) if (i * WG < (cols) / 4) to[i] = lane + i * WG < (cols) / 4 ? from[lane + i * WG] : vec4(0.0);
 
-// Multiplies a piece of the codes, and requests that of the next rows in its place.
+// Multiplies a piece of the codes; where EARLY, requests that of the next rows in its place.
 #define TURN(i, fetch, outs, cols, lanes, two) if (i * (lanes) < CHUNKS_OF(cols)) { \
         uvec4 one = first[i], other = second[i]; \
         TAKE_SCALES(i) \
-        if (base < (outs)) fetch(i) \
+        if (EARLY && base < (outs)) fetch(i) \
         MULTIPLY(lane % (lanes) + i * (lanes), outs, cols, lanes, two) \
     }
 
 // The product of the quantised row; the codes of the first rows have been loaded. One invocation of each row calls STORE(n, results).
-#define PRODUCT(turn, scale, outs, cols, lanes, two, STORE) \
+#define PRODUCT(turn, fetch, scale, outs, cols, lanes, two, STORE) \
     for (uint now = id * ROWS_AT_ONCE(lanes); now < (outs); now = base) { \
+        if (!EARLY && now != id * ROWS_AT_ONCE(lanes)) { \
+            base = now; \
+            REPEAT_8(fetch) \
+        } \
         uint n = min(now + lane / (lanes), (outs) - 1); \
+        bool stores = lane % (lanes) == 0 && now + lane / (lanes) < (outs); \
         base = now + GROUPS * ROWS_AT_ONCE(lanes); \
         BEGIN_ROWS \
         REPEAT_8(turn) \
-        vec2 results = RESULTS(scale, outs, cols, lanes, two); \
-        if (lane % (lanes) == 0 && now + lane / (lanes) < (outs)) STORE(n, results) \
+        END_ROWS(scale, outs, cols, lanes, two) \
+        if (stores) STORE(n, results) \
     } \
     base = id * ROWS_AT_ONCE(LANES);
 
@@ -136,7 +141,7 @@ KERNEL(decode_layer) {
     uint count = (length + PART - 1) / PART, tasks = count * KV_HEADS;
     if (id < tasks) fetch_cached(at, begin, min(length, begin + PART));
 #define STORE_QKV(n, results) qkv[n / 4][n % 4] = results.x;
-    PRODUCT(TURN0, scale0, QKV, WIDTH, LANES, false, STORE_QKV)
+    PRODUCT(TURN0, FETCH0, scale0, QKV, WIDTH, LANES, false, STORE_QKV)
 
 #define FETCH1(i) FETCH_CODES(i, codes1, scale1, WIDTH, ATTENTION, LANES, false)
 #define TURN1(i) TURN(i, FETCH1, WIDTH, ATTENTION, LANES, false)
@@ -197,7 +202,7 @@ KERNEL(decode_layer) {
     REPEAT_8(MERGE)
     unit = quantise(lane, ATTENTION / 4, CHUNKS_OF(ATTENTION), PITCH_OF(ATTENTION), (NORMS & 2) != 0, eps1);
 #define ADD_X(n, results) x[n / 4][n % 4] = plus(x[n / 4][n % 4], results.x);
-    PRODUCT(TURN1, scale1, WIDTH, ATTENTION, LANES, false, ADD_X)
+    PRODUCT(TURN1, FETCH1, scale1, WIDTH, ATTENTION, LANES, false, ADD_X)
 #define FETCH2(i) FETCH_CODES(i, codes2, scale2, FFN, WIDTH, LANES, true)
 #define TURN2(i) TURN(i, FETCH2, FFN, WIDTH, LANES, true)
 #define FETCH_NORM2(i) FETCH_ROW(i, gain, norm2, WIDTH)
@@ -208,7 +213,7 @@ KERNEL(decode_layer) {
     REPEAT_16(FETCH_X)
     unit = quantise(lane, WIDTH / 4, CHUNKS_OF(WIDTH), PITCH_OF(WIDTH), (NORMS & 4) != 0, eps2);
 #define STORE_ACTIVATED(n, results) activated[n / 4][n % 4] = act(results.x, RELU2 != 0) * results.y;
-    PRODUCT(TURN2, scale2, FFN, WIDTH, LANES, true, STORE_ACTIVATED)
+    PRODUCT(TURN2, FETCH2, scale2, FFN, WIDTH, LANES, true, STORE_ACTIVATED)
     base = id * ROWS_AT_ONCE(DOWN_LANES);
 #define FETCH3(i) FETCH_CODES(i, codes3, scale3, WIDTH, FFN, DOWN_LANES, false)
 #define TURN3(i) TURN(i, FETCH3, WIDTH, FFN, DOWN_LANES, false)
@@ -221,5 +226,5 @@ KERNEL(decode_layer) {
 #define FETCH_ACTIVATED(i) FETCH_ROW(i, v, activated, FFN)
     REPEAT_16(FETCH_ACTIVATED)
     unit = quantise(lane, FFN / 4, CHUNKS_OF(FFN), PITCH_OF(FFN), (NORMS & 8) != 0, eps3);
-    PRODUCT(TURN3, scale3, WIDTH, FFN, DOWN_LANES, false, ADD_X)
+    PRODUCT(TURN3, FETCH3, scale3, WIDTH, FFN, DOWN_LANES, false, ADD_X)
 }

@@ -1,7 +1,9 @@
 // Products of decode_layer of weights with a scale for each COLUMNS, which SHARERS neighbouring chunks have together. A work-group's terms
 // lie in `pool`, which attention uses at other times: those of a row behind one another, those of second rows behind all first ones.
+// The codes of the next rows are requested as soon as those of these have been read.
 #include "signed_codes.glsl"
 #include "zero.glsl"
+const bool EARLY = true;
 const uint SHARERS = COLUMNS / 64;
 uint scales[8], more_scales[8];  // words with the scales of the codes in flight
 #define TERM(i) pool[(i) / 4][(i) % 4]
@@ -18,8 +20,8 @@ uint scales[8], more_scales[8];  // words with the scales of the codes in flight
         put_terms(one, other, chunk, CHUNKS_OF(cols), PITCH_OF(cols), scale_in(scale_word, SCALE_AT(n, chunk, cols)), other_scale, slot, \
             ROWS_AT_ONCE(lanes) * TERMS_OF(cols), two); \
     }
-#define RESULTS(scale, outs, cols, lanes, two) \
-    totals_of(lane, lanes, (cols) / COLUMNS, TERMS_OF(cols), ROWS_AT_ONCE(lanes) * TERMS_OF(cols), unit * UNFOLD, two)
+#define END_ROWS(scale, outs, cols, lanes, two) \
+    vec2 results = totals_of(lane, lanes, (cols) / COLUMNS, TERMS_OF(cols), ROWS_AT_ONCE(lanes) * TERMS_OF(cols), unit * UNFOLD, two);
 
 // Puts the terms of a chunk of a row, and of a second one where `two`, where they belong; all invocations of a subgroup call it.
 void put_terms(uvec4 one, uvec4 other, uint chunk, uint chunks, uint pitch, float scale, float other_scale, uint to, uint apart, bool two) {

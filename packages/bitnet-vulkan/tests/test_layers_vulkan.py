@@ -10,14 +10,16 @@ import numpy as np
 import pytest
 
 from bitnet.core.gpu import GpuDevice
-from bitnet.core.hal import Limits, SequenceStep, Step, StepLayout, run
+from bitnet.core.hal import KVDtype, Limits, SequenceStep, Step, StepLayout, run
 from bitnet.core.testing.model import BLOCK, TinyModel
 from bitnet.core.testing.whole_model import END_TO_END, errors_of_logits
+from bitnet.vulkan import pipelines
 from bitnet.vulkan.backend import BACKEND
 from bitnet.vulkan.device import VulkanDriver
 from bitnet.vulkan.driver import Instance
 from bitnet.vulkan.hardware import Hardware, inspect
 from bitnet.vulkan.layers import GROUP, HELD, MAX_LANES, MIN_LANES
+from bitnet.vulkan.modules import Module, module
 from bitnet.vulkan.ops import VulkanOps
 
 Twins: TypeAlias = list[GpuDevice]
@@ -31,7 +33,7 @@ def able(hardware: Hardware) -> bool:
 
 @pytest.fixture
 def opened(require_device: Callable[[str, str | None], None]) -> Any:
-    """A device that does layers in one dispatch, and its twin that does not."""
+    """A device that does layers in one dispatch, its twin that does not, and one without subgroups."""
     result = BACKEND.probe()
     require_device("vulkan:0", None if result.devices else f"vulkan is {result.status.value}: {result.reason}")
     instance, devices = Instance("vulkan"), []
@@ -39,8 +41,9 @@ def opened(require_device: Callable[[str, str | None], None]) -> Any:
         hardware = inspect(instance, instance.physical_devices()[int(info.index)], int(info.index))
         assert hardware is not None
         if able(hardware):
-            for processors in (hardware.processors or 1, 0):
-                changed = replace(hardware, processors=processors)
+            changes: list[dict[str, Any]] = [{"processors": hardware.processors or 1}, {"processors": 0}]
+            for change in (*changes, {"processors": 0, "subgroup": 0}):
+                changed = replace(hardware, **change)
                 device = GpuDevice(info, VulkanDriver(changed, info.name), VulkanOps(changed).lowering())
                 devices.append(device)
             break
@@ -92,7 +95,7 @@ def test_over_many_positions(
     model = model_of(opened, rng, 3, shape)
     made, text, blocks = model.program(LIMITS, 40, dtype), rng.choice(model.calm(), 170), list(range(40))
     found = []
-    for device, dispatches in zip(opened, (3, 3 * 5), strict=True):
+    for device, dispatches in zip(opened[:2], (3, 3 * 5), strict=True):
         executable = device.compile(made)
         logits = []
         for at in (*range(0, 160, 32), *range(160, 170)):
@@ -105,3 +108,56 @@ def test_over_many_positions(
         executable.close()
         found.append(np.stack(logits[5:]))
     assert np.max(abs(found[0] - found[1]) / abs(found[1]).max(axis=1, keepdims=True)) <= END_TO_END
+
+
+@pytest.mark.parametrize("dtype", ["f32", "f16", "i8"])
+@pytest.mark.parametrize("style", ["neox", "interleaved"])
+def test_two_sequences_whose_heads_are_normed(
+    opened: Twins, rng: np.random.Generator, dtype: KVDtype, style: Literal["neox", "interleaved"]
+) -> None:
+    """Attention normalises and rotates heads, of each of several tokens, and appends to the cache."""
+    model = TinyModel(rng, layers=2, heads=6, kv_heads=2, style=style, **QWEN3)
+    texts = rng.choice(model.calm(), (2, 12)).astype(np.int32)
+    exact = [model.logits(text, dtype) for text in texts]
+    for device in opened[1:]:
+        executable, layout = device.compile(model.program(LIMITS, 2, dtype)), StepLayout(LIMITS)
+        for at in range(texts.shape[1]):
+            parts = [SequenceStep(text[at : at + 1], at + 1, [1 - i], [0]) for i, text in enumerate(texts)]
+            run(executable, Step(layout, parts, block_size=BLOCK))
+            for found, rows in zip(executable.read("logits", 2), exact, strict=True):
+                assert np.max(abs(found - rows[at])) <= END_TO_END * np.max(abs(rows[at]))
+        assert not {"rope_append_vulkan", "head_norms_vulkan"} & {*executable.kernels}
+        executable.close()
+
+
+DEFECTS = [
+    ("decode_layer", "(row) * ((cols) / COLUMNS) + min", "min", "the first row's scales"),
+    ("decode_layer", "chunk, CHUNKS_OF(cols) - 1) / SHARERS)", "chunk, 0) / SHARERS)", "the first group's scale"),
+    ("decode_layer", "now < (outs); now = base", "now + ROWS_AT_ONCE(lanes) < (outs); now = base", "the last rows"),
+    ("decode_layer", "    wait_for_all(2);", "", "sums that nobody waits for"),
+    ("decode_layer", "s < count; s++) sum += TERM", "s < count - 1; s++) sum += TERM", "the last group's term"),
+    ("decode_layer", "head_root[head] *", "", "heads that are not divided"),
+    ("attention_decode", "squares / float(DIM)", "squares", "a sum for a mean"),
+]
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("defect", DEFECTS, ids=lambda defect: f"{defect[0]}: {defect[3]}")
+def test_a_defect_is_caught(
+    opened: Twins, rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch, defect: tuple[str, str, str, str]
+) -> None:
+    kernel, old, new, _ = defect
+    made: list[Module] = []
+
+    def wrong(*given: Any) -> Module:
+        right = module(*given)
+        if right.entry != kernel or old not in right.text:
+            return right
+        made.append(replace(right, text=right.text.replace(old, new)))
+        return made[-1]
+
+    monkeypatch.setattr(pipelines, "module", wrong)
+    model = TinyModel(rng, layers=1, heads=12, kv_heads=4, ffn=640, group=128, **QWEN3)
+    errors = errors_of_logits(opened[kernel == "attention_decode"], model, "f16")
+    assert made
+    assert not np.max(errors) <= END_TO_END

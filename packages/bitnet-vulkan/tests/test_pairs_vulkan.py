@@ -34,6 +34,12 @@ def opened(request: pytest.FixtureRequest, require_device: Callable[[str, str | 
     device.close()
 
 
+@pytest.fixture(autouse=True)
+def several_rows(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Heads of several rows go through the same kernel."""
+    monkeypatch.setattr("bitnet.vulkan.pairs.DIGIT_ROWS", 64)
+
+
 def open_device(require_device: Callable[[str, str | None], None], kind: str) -> GpuDevice:
     result = BACKEND.probe()
     require_device("vulkan:0", None if result.devices else f"vulkan is {result.status.value}: {result.reason}")

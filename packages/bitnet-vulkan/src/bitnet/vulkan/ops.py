@@ -196,8 +196,11 @@ class VulkanOps:
         return [*made, *(self._head.gated(ctx, launch) for launch in later)]
 
     def _rope_attention(self, ctx: Context, group: RopeAttention, bucket: Bucket) -> list[Launch] | None:
+        normed = self._norms_heads(group.rope)
+        if bucket.tokens > 1 and not normed:
+            return None
         made = self._attention_decode(ctx, group.attention, bucket, group.rope)
-        before = head_norms(ctx, group.rope, bucket) if made and not self._norms_heads(group.rope) else []
+        before = head_norms(ctx, group.rope, bucket) if made and not normed else []
         return [*before, *made] if made else made
 
     def _norms_heads(self, rope: RopeAppend | None) -> bool:

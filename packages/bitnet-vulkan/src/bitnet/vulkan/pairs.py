@@ -22,9 +22,9 @@ COLUMNS = (64, 128, 256)
 """Columns of a group."""
 HELD = 2
 """Rows of W that two invocations share, as in the sources."""
-SUBGROUPS = 8
+SUBGROUPS = 16
 """Maximum subgroups of a work-group of ternary_groups_few, which share the columns of its rows."""
-SPAN = 4
+SPAN = 2
 """Maximum units of columns of a subgroup whose terms are in shared memory at a time."""
 FEW_TOKENS, EACH_TOKENS = 8, 8
 """Maximum tokens of a step for ternary_groups_few, and of a work-group."""
@@ -32,8 +32,10 @@ MAX_SUMS = 4
 """Maximum sums of a row and token that an invocation of ternary_groups_few adds up."""
 TABLE_GROUP = 128
 """Invocations of a work-group of digits_matmul."""
-DEPTH = {1: 4}
-"""Blocks of 128 columns that these have on their way at a time, by rows of x; otherwise 2."""
+DEPTH = 4
+"""Blocks of 128 columns that these have on their way at a time."""
+DIGIT_ROWS = 1
+"""Maximum rows of x that are multiplied by digits; for more, table_matmul is faster."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,10 +68,10 @@ class PairProducts:
         ]
 
     def table(self, ctx: Context, op: Embed | DenseMatmul, bucket: Bucket) -> list[Launch]:
-        """``embed`` or ``dense_matmul`` of a ternary table: the latter with three int8 digits of each activation, as
-        exact sums for each group."""
+        """``embed`` or ``dense_matmul`` of a ternary table: the latter, of one row, with three int8 digits of each
+        activation, as exact sums for each group."""
         w, hardware = table_of(ctx, op), self.hardware
-        if isinstance(op, Embed) or not self._able(w):
+        if isinstance(op, Embed) or bucket.rows > DIGIT_ROWS or not self._able(w):
             return WindowedTables(hardware.windows).lower(ctx, op, bucket)
         assert w.group is not None
         digits, units = row_digits(ctx, w)
@@ -77,7 +79,7 @@ class PairProducts:
         sizes, each = {"COLS": w.cols, "GROUP": w.group}, min(bucket.rows, MAX_ROWS)
         split = (ctx.step, ctx.tensors[op.x], digits, units)
         made = [launch("table_digits", (bucket.rows, 1, 1), group, split, sizes)]
-        defines = {**sizes, "TOKENS": each, "DEPTH": min(DEPTH.get(each, 2), w.cols // 128)}
+        defines = {**sizes, "TOKENS": each, "DEPTH": min(DEPTH, w.cols // 128)}
         for codes, first, rows in hardware.windows(w.codes, w.rows):
             grid = (*in_two(ceil_div(rows, group // 2 * HELD)), ceil_div(bucket.rows, each))
             args = (ctx.step, digits, units, codes, w.scales, ctx.tensors[op.out])
