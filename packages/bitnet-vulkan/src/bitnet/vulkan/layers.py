@@ -14,10 +14,12 @@ from bitnet.core.gpu.ops.products import glu_products
 from bitnet.core.gpu.ops.rows import head_norm_inputs
 from bitnet.vulkan.hardware import Hardware
 
-GROUP, SCALED_GROUPS = 256, (512, 256)
-"""Invocations of a work-group; with scales of groups, the first number that the device can run."""
+GROUP = 256
+"""Invocations of a work-group."""
 MIN_LANES, MAX_LANES = 8, 32
 """Minimum and maximum invocations that share a row of codes."""
+SCALED_LANES = 16
+"""The minimum with scales of groups, if a subgroup has that many."""
 HELD = 8
 """Maximum pieces of 16 bytes of a row that an invocation holds in registers."""
 QUADS = 16
@@ -38,12 +40,8 @@ def one_launch(hardware: Hardware, ctx: Context, layer: Layer, bucket: Bucket) -
     able = groups and hardware.macros["DOT"] and hardware.group >= GROUP and hardware.buffers >= BUFFERS
     plain = layer.attention.window is None and not layer.rope.norms_last
     able = able and plain and hardware.subgroup >= MIN_LANES and bucket.tokens == 1 and ctx.cache.dtype != "i8"
-    scaled = ctx.ternary(layer.qkv.weights).group is not None
-    for group in SCALED_GROUPS if scaled else (GROUP,):
-        sizes = _sizes(hardware, ctx, layer, group) if able and group <= hardware.group else None
-        if sizes is not None:
-            break
-    else:
+    sizes = _sizes(hardware, ctx, layer) if able else None
+    if sizes is None:
         return None
     rope, op, up, x = layer.rope, layer.attention, layer.glu, ctx.tensors[layer.qkv_norm.x]
     chunk = sizes["CHUNK"]
@@ -63,25 +61,25 @@ def one_launch(hardware: Hardware, ctx: Context, layer: Layer, bucket: Bucket) -
         args += [ctx.dense(quant.weight).data if quant.weight else x, w.codes, w.scales]
     q_norm, k_norm, eps = head_norm_inputs(ctx, rope, step)
     args += [q_norm, k_norm, *place, *(np.float32(quant.eps) for quant, _ in layer.pairs), eps]
-    return [launch("decode_layer", (groups, 1, 1), group, tuple(args), defines)]
+    return [launch("decode_layer", (groups, 1, 1), GROUP, tuple(args), defines)]
 
 
-def _sizes(hardware: Hardware, ctx: Context, layer: Layer, invocations: int) -> dict[str, int] | None:
+def _sizes(hardware: Hardware, ctx: Context, layer: Layer) -> dict[str, int] | None:
     """The kernel's constants, except those that depend on the context; None if it does not support the layer."""
     op = layer.attention
     weights = [ctx.ternary(product.weights) for _, product in layer.pairs]
     width, ffn, share = weights[0].cols, weights[3].cols, op.heads // op.kv_heads
     chunks = [w.row_bytes // 16 for w in weights]
-    shared_by = [max(MIN_LANES, next_power_of_two(ceil_div(n, HELD))) for n in (max(chunks[:3]), chunks[3])]
-    lanes, down_lanes = shared_by
-    size = hardware.subgroup
+    size, group = hardware.subgroup, weights[0].group
+    least = MIN_LANES if group is None else min(SCALED_LANES, size)
+    lanes, down_lanes = (max(least, next_power_of_two(ceil_div(n, HELD))) for n in (max(chunks[:3]), chunks[3]))
     loads, space = max(op.head_dim // wide(ctx), 1), 4 * max(map(pitch, chunks))
-    runs = invocations // loads
+    runs = GROUP // loads
     chunk = max(MIN_CHUNK, runs)
-    group, shares = weights[0].group, [(lanes, 1), (lanes, 1), (lanes, 2), (down_lanes, 1)]
-    pool = invocations // size * share * op.head_dim // 4
+    shares = [(lanes, 1), (lanes, 1), (lanes, 2), (down_lanes, 1)]
+    pool = GROUP // size * share * op.head_dim // 4
     if group is not None:
-        terms = [invocations // n * rows * (w.cols // group | 1) for w, (n, rows) in zip(weights, shares, strict=True)]
+        terms = [GROUP // n * rows * (w.cols // group | 1) for w, (n, rows) in zip(weights, shares, strict=True)]
         pool = max(pool, ceil_div(max(terms), 4))
         if group not in COLUMNS or any(w.cols % group for w in weights):
             return None
@@ -92,8 +90,8 @@ def _sizes(hardware: Hardware, ctx: Context, layer: Layer, invocations: int) -> 
         or chunk > HELD * runs
         or share > HELD
         or max(lanes, down_lanes) > min(MAX_LANES, size)
-        or max(w.cols for w in weights) > 4 * QUADS * invocations
-        or weights[1].cols > 4 * HELD * invocations
+        or max(w.cols for w in weights) > 4 * QUADS * GROUP
+        or weights[1].cols > 4 * HELD * GROUP
         or 16 * (space + pool) + 4 * share * op.head_dim + 12 * MAX_PARTS * op.heads + 4096 > hardware.shared
     ):
         return None
