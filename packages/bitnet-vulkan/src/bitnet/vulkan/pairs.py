@@ -26,8 +26,8 @@ SUBGROUPS = 16
 """Maximum subgroups of a work-group of ternary_groups_few, which share the columns of its rows."""
 SPAN = 2
 """Maximum units of columns of a subgroup whose terms are in shared memory at a time."""
-FEW_TOKENS, EACH_TOKENS = 8, 8
-"""Maximum tokens of a step for ternary_groups_few, and of a work-group."""
+FEW_TOKENS = 8
+"""Maximum tokens of a step for ternary_groups_few."""
 MAX_SUMS = 4
 """Maximum sums of a row and token that an invocation of ternary_groups_few adds up."""
 TABLE_GROUP = 128
@@ -52,7 +52,7 @@ class PairProducts:
         subgroups = min(SUBGROUPS, power_of_two(hardware.group // hardware.subgroup))
         rows, sizes = hardware.subgroup // 2 * HELD, group_defines(w)
         assert w.group is not None
-        each, units = min(bucket.tokens, EACH_TOKENS), w.cols // max(w.group, 128)
+        each, units = bucket.tokens, w.cols // max(w.group, 128)
         span = min(SPAN, ceil_div(units, subgroups))
         while (
             span and ceil_div(each, 2) * 2 * (rows * (span * subgroups * sizes["EACH"] | 1) + 4) * 4 > hardware.shared
@@ -61,9 +61,9 @@ class PairProducts:
         if not span or each > MAX_SUMS * subgroups:
             return None
         defines = {**sizes, "ADD": int(op.add), "TOKENS": each, "SPAN": span}
-        group, along = subgroups * hardware.subgroup, ceil_div(bucket.tokens, each)
+        group = subgroups * hardware.subgroup
         return [
-            launch("ternary_groups_few", (*in_two(ceil_div(count, rows)), along), group, args, defines)
+            launch("ternary_groups_few", (*in_two(ceil_div(count, rows)), 1), group, args, defines)
             for args, count in GroupProducts(hardware.windows).parts(ctx, op, out)
         ]
 
