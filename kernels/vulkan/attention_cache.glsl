@@ -2,7 +2,7 @@
 // values, which are in flight before q is computed. Declared before it: the constants, step_data, qkv, the cache, the tables, kv_heads, max_blocks.
 // ROPE: q is rotated here, and the token's own k (rotated) and v are stored by the part that reads them.
 // KV_I8: 8 codes and their scale are held in those 16 bytes.
-// NORMS_HEADS: where HEAD_NORMS, q and k are normalised before they are rotated, with q_norm, k_norm and head_eps.
+// NORMS_HEADS: q and k are normalised before they are rotated, with q_norm, k_norm and head_eps.
 #include "cache.glsl"
 const int QUADS = DIM / 4;
 const int WIDE = KV_F16 + KV_I8 != 0 ? 8 : 4;  // dimensions in the 16 bytes
@@ -16,7 +16,7 @@ vec4 halves(uint a, uint b) { return vec4(unpackHalf2x16(a), unpackHalf2x16(b));
 
 #if NORMS_HEADS
 shared float head_root[GROUP + 1];  // 1 / sqrt(mean of squares + eps) of each head of q, and of the token's k
-float gain_at(uint d, uint head) { return HEAD_NORMS == 0 ? 1.0 : head_root[head] * (head < GROUP ? q_norm[d] : k_norm[d]); }
+float gain_at(uint d, uint head) { return head_root[head] * (head < GROUP ? q_norm[d] : k_norm[d]); }
 #else
 float gain_at(uint d, uint head) { return 1.0; }
 #endif
@@ -106,24 +106,22 @@ void share_token(Place at, int begin, int end) {
     int lane = at.lane, heads = kv_heads * GROUP;
     float unit = 1.0 / sqrt(float(DIM));
 #if NORMS_HEADS
-    if (HEAD_NORMS != 0) {
 #if SUBGROUPS
-        for (uint h = lane / SUBGROUP; h <= GROUP; h += SUBS) {
-            uint apart = SUBGROUP, part = lane % SUBGROUP;
+    for (uint h = lane / SUBGROUP; h <= GROUP; h += SUBS) {
+        uint apart = SUBGROUP, part = lane % SUBGROUP;
 #else
-        for (uint h = lane; h <= GROUP; h += WG) {
-            uint apart = 1, part = 0;
+    for (uint h = lane; h <= GROUP; h += WG) {
+        uint apart = 1, part = 0;
 #endif
-            uint from = at.row + (h < GROUP ? at.kv_head * GROUP + h : heads + at.kv_head) * QUADS;
-            float squares = 0.0;
-            for (uint i = part; i < QUADS; i += apart) squares += dot(qkv[from + i], qkv[from + i]);
+        uint from = at.row + (h < GROUP ? at.kv_head * GROUP + h : heads + at.kv_head) * QUADS;
+        float squares = 0.0;
+        for (uint i = part; i < QUADS; i += apart) squares += dot(qkv[from + i], qkv[from + i]);
 #if SUBGROUPS
-            squares = subgroupAdd(squares);
+        squares = subgroupAdd(squares);
 #endif
-            if (part == 0) head_root[h] = 1.0 / sqrt(squares / float(DIM) + head_eps);
-        }
-        barrier();
+        if (part == 0) head_root[h] = 1.0 / sqrt(squares / float(DIM) + head_eps);
     }
+    barrier();
 #endif
     for (uint i = lane; i < GROUP * QUADS; i += WG) {
         uint from = at.row + (at.kv_head * GROUP + i / QUADS) * QUADS;

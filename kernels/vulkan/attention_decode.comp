@@ -31,7 +31,6 @@ BUFFER(6, writeonly, float, result);
 BUFFER(7, coherent, float, parts);  // for each token, key/value head and part: GROUP greatest scores, as many sums of weights, DIM sums each
 BUFFER(8, coherent, uint, arrivals);
 #if NORMS_HEADS
-#define HEAD_NORMS 1
 BUFFER(9, readonly, float, q_norm);
 BUFFER(10, readonly, float, k_norm);
 #endif
@@ -42,7 +41,6 @@ layout(push_constant) uniform Push {
 #endif
 };
 #if SUBGROUPS
-#define POOL (SUBS * GROUP * QUADS)
 #include "attention_lanes.glsl"
 #else
 #include "attention_part.glsl"

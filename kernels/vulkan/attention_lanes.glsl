@@ -2,7 +2,7 @@
 // position's keys and values are spread over LOADS neighbours of a subgroup, who add their products up by shuffles. Each subgroup
 // has its own greatest score until all are merged at the end.
 #include "attention_cache.glsl"
-shared vec4 pool[POOL];  // sums of each subgroup and head: SUBS * GROUP * QUADS at least
+shared vec4 pool[SUBS * GROUP * QUADS];
 shared vec2 found_by[SUBS * GROUP];  // of a subgroup and head: the greatest score, and the sum of weights
 const float LOWEST = -3e38;          // score of a missing position; the difference of two is finite
 

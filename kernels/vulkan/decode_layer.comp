@@ -1,12 +1,9 @@
 // requires: SUBGROUPS DOT
-// variants: GROUPED
 // A layer of a step of one token in one dispatch: its products are shorter than a dispatch and a barrier.
 //
 // GROUPS work-groups, all of which must run at once, go through five phases: the products q, k and v; attention, with the rotation
 // and the cache's new entry; the product o; gates and ups; down. Each group computes norms and quantisation for itself. Between
 // phases all groups wait for one another, and each requests its codes for the next phase first.
-//
-// GROUPED: each COLUMNS of a row have a scale. Terms of a row lie in shared memory, where one invocation adds them in their order.
 layout(constant_id = 1) const int DIM = 64;
 layout(constant_id = 2) const int BLOCK = 32;
 layout(constant_id = 3) const int KV_F16 = 0;
@@ -25,14 +22,6 @@ layout(constant_id = 15) const int LANES = 8;   // invocations that share a row 
 layout(constant_id = 16) const int DOWN_LANES = 8;
 layout(constant_id = 17) const int NORMS = 15;  // a bit for each product: whether there is a norm before it
 layout(constant_id = 18) const int X_SPACE = 8; // of ternary_row.glsl
-layout(constant_id = 19) const int POOL = 8;    // of attention_lanes.glsl, which has room for the terms, too
-layout(constant_id = 20) const int HEAD_NORMS = 0;
-layout(constant_id = 21) const int COLUMNS = 128;  // 128 or 256
-#if GROUPED
-#define SCALE uint  // two f16 each
-#else
-#define SCALE float
-#endif
 BUFFER(0, readonly, int, step_data);
 BUFFER(1, coherent, vec4, x);
 BUFFER(2, coherent, vec4, qkv);
@@ -45,22 +34,20 @@ BUFFER(8, coherent, vec4, activated);
 BUFFER(9, volatile, uint, counts);  // counts of groups that wait or have waited, one between two phases; all but the last begin at 0
 BUFFER(10, readonly, vec4, norm0);
 BUFFER(11, readonly, uvec4, codes0);
-BUFFER(12, readonly, SCALE, scale0);
+BUFFER(12, readonly, float, scale0);
 BUFFER(13, readonly, vec4, norm1);
 BUFFER(14, readonly, uvec4, codes1);
-BUFFER(15, readonly, SCALE, scale1);
+BUFFER(15, readonly, float, scale1);
 BUFFER(16, readonly, vec4, norm2);
 BUFFER(17, readonly, uvec4, codes2);
-BUFFER(18, readonly, SCALE, scale2);
+BUFFER(18, readonly, float, scale2);
 BUFFER(19, readonly, vec4, norm3);
 BUFFER(20, readonly, uvec4, codes3);
-BUFFER(21, readonly, SCALE, scale3);
-BUFFER(22, readonly, float, q_norm);
-BUFFER(23, readonly, float, k_norm);
-layout(push_constant) uniform Push { int seq_len, block_table, max_blocks; float eps0, eps1, eps2, eps3, head_eps; };
+BUFFER(21, readonly, float, scale3);
+layout(push_constant) uniform Push { int seq_len, block_table, max_blocks; float eps0, eps1, eps2, eps3; };
 const int ROPE = 1, kv_heads = KV_HEADS;
-#define NORMS_HEADS 1
 #define KV_I8 0  // a layer of one launch takes no int8 cache
+#define NORMS_HEADS 0
 #include "attention_lanes.glsl"
 #include "ternary_row.glsl"
 const uint ATTENTION = KV_HEADS * GROUP * DIM, QKV = ATTENTION + 2 * KV_HEADS * DIM;
@@ -84,44 +71,33 @@ void wait_for_all(uint at) {
 #define CHUNKS_OF(cols) (((cols) + 127) / 128 * 2)
 #define PITCH_OF(cols) (CHUNKS_OF(cols) + (2 - CHUNKS_OF(cols) % 8 + 8) % 8)
 #define ROWS_AT_ONCE(lanes) (WG / (lanes))
-#if GROUPED
-#include "decode_terms.glsl"
-#else
-#include "decode_sums.glsl"
-#endif
 // Requests this invocation's part of the codes of row `base` and those after it, and of `outs` rows further where `two`.
-#define FETCH_CODES(i, codes, scale, outs, cols, lanes, two) if (i * (lanes) < CHUNKS_OF(cols)) { \
-        uint row = min(base + lane / (lanes), (outs) - 1), chunk = min(lane % (lanes) + i * (lanes), CHUNKS_OF(cols) - 1); \
-        first[i] = codes[row * CHUNKS_OF(cols) + chunk]; \
-        if (two) second[i] = codes[(row + (outs)) * CHUNKS_OF(cols) + chunk]; \
-        FETCH_SCALES(i, scale, row, chunk, outs, cols, two) \
+#define FETCH_CODES(i, codes, base, outs, cols, lanes, two) if (i * (lanes) < CHUNKS_OF(cols)) { \
+        uint row = min((base) + lane / (lanes), (outs) - 1) * CHUNKS_OF(cols); \
+        uint chunk = min(lane % (lanes) + i * (lanes), CHUNKS_OF(cols) - 1); \
+        first[i] = codes[row + chunk]; \
+        if (two) second[i] = codes[row + (outs) * CHUNKS_OF(cols) + chunk]; \
     }
 #define FETCH_ROW(i, to, from, cols) if (i * WG < (cols) / 4) to[i] = lane + i * WG < (cols) / 4 ? from[lane + i * WG] : vec4(0.0);
 
-// Multiplies a piece of the codes; where EARLY, requests that of the next rows in its place.
-#define TURN(i, fetch, outs, cols, lanes, two) if (i * (lanes) < CHUNKS_OF(cols)) { \
-        uvec4 one = first[i], other = second[i]; \
-        TAKE_SCALES(i) \
-        if (EARLY && base < (outs)) fetch(i) \
-        MULTIPLY(lane % (lanes) + i * (lanes), outs, cols, lanes, two) \
-    }
+ivec2 multiply(uint lane, uint cols, uint lanes, bool two) {
+    Sums sums = NONE;
+#define MULTIPLY(i) if (i * lanes < CHUNKS_OF(cols)) \
+        sums = products(first[i], second[i], lane % lanes + i * lanes, sums, CHUNKS_OF(cols), PITCH_OF(cols), two);
+    REPEAT_8(MULTIPLY)
+    return sums_of_lanes(sums, lane, lanes, two);
+}
 
-// The product of the quantised row; the codes of the first rows have been loaded. One invocation of each row calls STORE(n, results).
-#define PRODUCT(turn, fetch, scale, outs, cols, lanes, two, STORE) \
-    for (uint now = id * ROWS_AT_ONCE(lanes); now < (outs); now = base) { \
-        if (!EARLY && now != id * ROWS_AT_ONCE(lanes)) { \
-            base = now; \
+// The product of the quantised row; the codes of the first rows have been loaded. One invocation of each row calls STORE(n, sums).
+#define PRODUCT(fetch, outs, cols, lanes, two, STORE) \
+    for (uint base = id * ROWS_AT_ONCE(lanes); base < (outs); base += GROUPS * ROWS_AT_ONCE(lanes)) { \
+        if (base != id * ROWS_AT_ONCE(lanes)) { \
             REPEAT_8(fetch) \
         } \
-        uint n = min(now + lane / (lanes), (outs) - 1); \
-        bool stores = lane % (lanes) == 0 && now + lane / (lanes) < (outs); \
-        base = now + GROUPS * ROWS_AT_ONCE(lanes); \
-        BEGIN_ROWS \
-        REPEAT_8(turn) \
-        END_ROWS(scale, outs, cols, lanes, two) \
-        if (stores) STORE(n, results) \
-    } \
-    base = id * ROWS_AT_ONCE(LANES);
+        ivec2 sums = multiply(lane, cols, lanes, two); \
+        uint n = base + lane / (lanes); \
+        if (lane % (lanes) == 0 && n < (outs)) STORE(n, sums) \
+    }
 
 KERNEL(decode_layer) {
     uint lane = LANE, id = gl_WorkGroupID.x, base = id * ROWS_AT_ONCE(LANES);
@@ -132,22 +108,20 @@ KERNEL(decode_layer) {
     find_blocks(at, begin);
 #define FETCH_X(i) FETCH_ROW(i, v, x, WIDTH)
 #define FETCH_NORM0(i) FETCH_ROW(i, gain, norm0, WIDTH)
-#define FETCH0(i) FETCH_CODES(i, codes0, scale0, QKV, WIDTH, LANES, false)
-#define TURN0(i) TURN(i, FETCH0, QKV, WIDTH, LANES, false)
-    REPEAT_16(FETCH_NORM0)
+#define FETCH0(i) FETCH_CODES(i, codes0, base, QKV, WIDTH, LANES, false)
+    REPEAT_8(FETCH_NORM0)
     REPEAT_8(FETCH0)
-    REPEAT_16(FETCH_X)
+    REPEAT_8(FETCH_X)
     float unit = quantise(lane, WIDTH / 4, CHUNKS_OF(WIDTH), PITCH_OF(WIDTH), (NORMS & 1) != 0, eps0);
     uint count = (length + PART - 1) / PART, tasks = count * KV_HEADS;
     if (id < tasks) fetch_cached(at, begin, min(length, begin + PART));
-#define STORE_QKV(n, results) qkv[n / 4][n % 4] = results.x;
-    PRODUCT(TURN0, FETCH0, scale0, QKV, WIDTH, LANES, false, STORE_QKV)
+#define STORE_QKV(n, sums) qkv[n / 4][n % 4] = scaled(sums.x, unit, scale0[n]);
+    PRODUCT(FETCH0, QKV, WIDTH, LANES, false, STORE_QKV)
 
-#define FETCH1(i) FETCH_CODES(i, codes1, scale1, WIDTH, ATTENTION, LANES, false)
-#define TURN1(i) TURN(i, FETCH1, WIDTH, ATTENTION, LANES, false)
+#define FETCH1(i) FETCH_CODES(i, codes1, base, WIDTH, ATTENTION, LANES, false)
 #define FETCH_NORM1(i) FETCH_ROW(i, gain, norm1, ATTENTION)
     REPEAT_8(FETCH1)
-    REPEAT_16(FETCH_NORM1)
+    REPEAT_8(FETCH_NORM1)
     wait_for_all(0);
 
     for (uint task = id; task < tasks; task += GROUPS) {
@@ -201,30 +175,30 @@ KERNEL(decode_layer) {
     barrier();
     REPEAT_8(MERGE)
     unit = quantise(lane, ATTENTION / 4, CHUNKS_OF(ATTENTION), PITCH_OF(ATTENTION), (NORMS & 2) != 0, eps1);
-#define ADD_X(n, results) x[n / 4][n % 4] = plus(x[n / 4][n % 4], results.x);
-    PRODUCT(TURN1, FETCH1, scale1, WIDTH, ATTENTION, LANES, false, ADD_X)
-#define FETCH2(i) FETCH_CODES(i, codes2, scale2, FFN, WIDTH, LANES, true)
-#define TURN2(i) TURN(i, FETCH2, FFN, WIDTH, LANES, true)
+#define ADD_O(n, sums) x[n / 4][n % 4] = plus(x[n / 4][n % 4], scaled(sums.x, unit, scale1[n]));
+    PRODUCT(FETCH1, WIDTH, ATTENTION, LANES, false, ADD_O)
+#define FETCH2(i) FETCH_CODES(i, codes2, base, FFN, WIDTH, LANES, true)
 #define FETCH_NORM2(i) FETCH_ROW(i, gain, norm2, WIDTH)
     REPEAT_8(FETCH2)
-    REPEAT_16(FETCH_NORM2)
+    REPEAT_8(FETCH_NORM2)
     wait_for_all(2);
 
-    REPEAT_16(FETCH_X)
+    REPEAT_8(FETCH_X)
     unit = quantise(lane, WIDTH / 4, CHUNKS_OF(WIDTH), PITCH_OF(WIDTH), (NORMS & 4) != 0, eps2);
-#define STORE_ACTIVATED(n, results) activated[n / 4][n % 4] = act(results.x, RELU2 != 0) * results.y;
-    PRODUCT(TURN2, FETCH2, scale2, FFN, WIDTH, LANES, true, STORE_ACTIVATED)
+#define STORE_ACTIVATED(n, sums) \
+    activated[n / 4][n % 4] = act(scaled(sums.x, unit, scale2[n]), RELU2 != 0) * scaled(sums.y, unit, scale2[n + FFN]);
+    PRODUCT(FETCH2, FFN, WIDTH, LANES, true, STORE_ACTIVATED)
     base = id * ROWS_AT_ONCE(DOWN_LANES);
-#define FETCH3(i) FETCH_CODES(i, codes3, scale3, WIDTH, FFN, DOWN_LANES, false)
-#define TURN3(i) TURN(i, FETCH3, WIDTH, FFN, DOWN_LANES, false)
+#define FETCH3(i) FETCH_CODES(i, codes3, base, WIDTH, FFN, DOWN_LANES, false)
 #define FETCH_NORM3(i) FETCH_ROW(i, gain, norm3, FFN)
     REPEAT_8(FETCH3)
-    REPEAT_16(FETCH_NORM3)
+    REPEAT_8(FETCH_NORM3)
     wait_for_all(3);
 
     if (id == 0 && lane < 3) counts[lane] = 0;  // all groups have passed them
 #define FETCH_ACTIVATED(i) FETCH_ROW(i, v, activated, FFN)
-    REPEAT_16(FETCH_ACTIVATED)
+    REPEAT_8(FETCH_ACTIVATED)
     unit = quantise(lane, FFN / 4, CHUNKS_OF(FFN), PITCH_OF(FFN), (NORMS & 8) != 0, eps3);
-    PRODUCT(TURN3, FETCH3, scale3, WIDTH, FFN, DOWN_LANES, false, ADD_X)
+#define ADD_DOWN(n, sums) x[n / 4][n % 4] = plus(x[n / 4][n % 4], scaled(sums.x, unit, scale3[n]));
+    PRODUCT(FETCH3, WIDTH, FFN, DOWN_LANES, false, ADD_DOWN)
 }

@@ -11,26 +11,19 @@ from bitnet.core.gpu import Arg, Bucket, Context, Launch, launch
 from bitnet.core.gpu.fusions import Layer
 from bitnet.core.gpu.ops import ceil_div, kv_defines, next_power_of_two, positions
 from bitnet.core.gpu.ops.products import glu_products
-from bitnet.core.gpu.ops.rows import head_norm_inputs
 from bitnet.vulkan.hardware import Hardware
 
 GROUP = 256
 """Invocations of a work-group."""
 MIN_LANES, MAX_LANES = 8, 32
 """Minimum and maximum invocations that share a row of codes."""
-SCALED_LANES = 16
-"""The minimum with scales of groups, if a subgroup has that many."""
 HELD = 8
 """Maximum pieces of 16 bytes of a row that an invocation holds in registers."""
-QUADS = 16
-"""Maximum quads of a row of activations that it holds in registers; of attention's result, HELD."""
-COLUMNS = (128, 256)
-"""Columns of a group that shares a scale."""
 MIN_CHUNK = 64
 """Minimum positions that a work-group processes at a time."""
 MAX_PARTS = 16
 """Maximum parts of a sequence's positions. Every work-group merges the results of all parts."""
-BUFFERS = 24
+BUFFERS = 22
 """Storage buffers that the kernel binds."""
 
 
@@ -38,7 +31,11 @@ def one_launch(hardware: Hardware, ctx: Context, layer: Layer, bucket: Bucket) -
     """The single launch of a layer; None if it does not fit one launch, or the device has no ``processors``."""
     groups = hardware.processors
     able = groups and hardware.macros["DOT"] and hardware.group >= GROUP and hardware.buffers >= BUFFERS
-    plain = layer.attention.window is None and not layer.rope.norms_last
+    plain = (
+        layer.rope.q_norm is None
+        and layer.attention.window is None
+        and all(ctx.ternary(op.weights).group is None for _, op in layer.pairs)
+    )
     able = able and plain and hardware.subgroup >= MIN_LANES and bucket.tokens == 1 and ctx.cache.dtype != "i8"
     sizes = _sizes(hardware, ctx, layer) if able else None
     if sizes is None:
@@ -49,7 +46,6 @@ def one_launch(hardware: Hardware, ctx: Context, layer: Layer, bucket: Bucket) -
     most = ceil_div(bucket.context, part)
     defines = sizes | {"PART": part, "MAX_PARTS": most, "NEOX": int(rope.style == "neox")}
     defines |= {"RELU2": int(up.activation == "relu2"), "GROUPS": groups}
-    defines |= {"HEAD_NORMS": int(rope.q_norm is not None)}
     defines["NORMS"] = sum(1 << i for i, (quant, _) in enumerate(layer.pairs) if quant.weight)
     parts = ctx.scratch("layer parts", most * op.kv_heads * (sizes["GROUP"] * (op.head_dim + 2) + 4) * 4)
     step, _, _, *place = positions(ctx, op.table)
@@ -59,8 +55,7 @@ def one_launch(hardware: Hardware, ctx: Context, layer: Layer, bucket: Bucket) -
     for quant, product in layer.pairs:
         w = ctx.ternary(product.weights)
         args += [ctx.dense(quant.weight).data if quant.weight else x, w.codes, w.scales]
-    q_norm, k_norm, eps = head_norm_inputs(ctx, rope, step)
-    args += [q_norm, k_norm, *place, *(np.float32(quant.eps) for quant, _ in layer.pairs), eps]
+    args += [*place, *(np.float32(quant.eps) for quant, _ in layer.pairs)]
     return [launch("decode_layer", (groups, 1, 1), GROUP, tuple(args), defines)]
 
 
@@ -70,34 +65,25 @@ def _sizes(hardware: Hardware, ctx: Context, layer: Layer) -> dict[str, int] | N
     weights = [ctx.ternary(product.weights) for _, product in layer.pairs]
     width, ffn, share = weights[0].cols, weights[3].cols, op.heads // op.kv_heads
     chunks = [w.row_bytes // 16 for w in weights]
-    size, group = hardware.subgroup, weights[0].group
-    least = MIN_LANES if group is None else min(SCALED_LANES, size)
-    lanes, down_lanes = (max(least, next_power_of_two(ceil_div(n, HELD))) for n in (max(chunks[:3]), chunks[3]))
+    shared_by = [max(MIN_LANES, next_power_of_two(ceil_div(n, HELD))) for n in (max(chunks[:3]), chunks[3])]
+    lanes, down_lanes = shared_by
+    size = hardware.subgroup
     loads, space = max(op.head_dim // wide(ctx), 1), 4 * max(map(pitch, chunks))
     runs = GROUP // loads
     chunk = max(MIN_CHUNK, runs)
-    shares = [(lanes, 1), (lanes, 1), (lanes, 2), (down_lanes, 1)]
-    pool = GROUP // size * share * op.head_dim // 4
-    if group is not None:
-        terms = [GROUP // n * rows * (w.cols // group | 1) for w, (n, rows) in zip(weights, shares, strict=True)]
-        pool = max(pool, ceil_div(max(terms), 4))
-        if group not in COLUMNS or any(w.cols % group for w in weights):
-            return None
     if (
-        any(w.group != group for w in weights)
-        or op.head_dim % wide(ctx)
+        op.head_dim % wide(ctx)
         or size % loads
         or chunk > HELD * runs
         or share > HELD
         or max(lanes, down_lanes) > min(MAX_LANES, size)
-        or max(w.cols for w in weights) > 4 * QUADS * GROUP
-        or weights[1].cols > 4 * HELD * GROUP
-        or 16 * (space + pool) + 4 * share * op.head_dim + 12 * MAX_PARTS * op.heads + 4096 > hardware.shared
+        or max(w.cols for w in weights) > 4 * HELD * GROUP
+        or 16 * space + 4 * share * op.head_dim * (GROUP // size + 1) + 12 * MAX_PARTS * op.heads + 4096
+        > hardware.shared
     ):
         return None
     sizes = {"GROUP": share, "RUNS": runs, "CHUNK": chunk, "WIDTH": width, "FFN": ffn}
-    sizes |= {"KV_HEADS": op.kv_heads, "LANES": lanes, "DOWN_LANES": down_lanes, "X_SPACE": space, "POOL": pool}
-    sizes |= {"GROUPED": int(group is not None), "COLUMNS": group or COLUMNS[0]}
+    sizes |= {"KV_HEADS": op.kv_heads, "LANES": lanes, "DOWN_LANES": down_lanes, "X_SPACE": space}
     return {**kv_defines(ctx, op), **sizes}
 
 
