@@ -54,6 +54,7 @@ def problems() -> str:
 def _report() -> None:
     if found := problems():
         print(f"The Metal test library found:\n{found}", file=sys.stderr, flush=True)
+        sys.stdout.flush()  # what pytest has said is still there
         os._exit(3)
 
 
