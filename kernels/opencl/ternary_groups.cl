@@ -39,15 +39,8 @@ inline int row_of(int slot, int r, int rows) {
                : min((int)get_group_id(0) * OUTS + slot + r, rows - 1);
 }
 
-// Intel's compiler for CPUs adds the terms of some shapes in another order, unless it has to read one after the other.
-#if GPU
-#define ONE_BY_ONE
-#else
-#define ONE_BY_ONE volatile
-#endif
-
 // The sum of a row's terms in their order, times the factor of its token.
-inline float scaled(ONE_BY_ONE local const float *terms, float factor) {
+inline float scaled(local const float *terms, float factor) {
     float sum = 0.0f;
     for (int s = 0; s < COUNT; s++) sum += terms[s];
     return sum * factor;
