@@ -349,7 +349,6 @@ class LinearTests(DeviceTests):
             Grouped(1, (33,), 320, 64, add=True),
             Grouped(1, (70,), 2176, 128),
             Grouped(1, (17,), 4352, 256, add=True),
-            Grouped(1, (9,), 17408, 128),
         ],
         ids=str,
     )
