@@ -258,9 +258,8 @@ class Products:
 
     def _few(self, w: TernaryBuffer, tokens: int, *, glu: bool = False, ordered: bool = False) -> FewShape | None:
         """The launch of ternary_few, or None if it does not compute a product of so many tokens."""
-        if not self._tensor_cores or tokens not in (FEW_TOKENS if w.group is None else FEW_GROUP_TOKENS):
-            return None
-        if self._in_tiles(w, tokens):
+        supported = FEW_TOKENS if w.group is None else FEW_GROUP_TOKENS
+        if not self._tensor_cores or tokens not in supported or self._in_tiles(w, tokens):
             return None
         return few_shape(w, tokens, self._multiprocessors, self._shared, glu=glu, ordered=ordered)
 
@@ -311,8 +310,7 @@ class Products:
         if self._wgmma and w.group is None:
             row_tile = 256 if ceil_div(w.rows, 256) * token_tiles >= self._multiprocessors else 128
             row_tiles = ceil_div(w.rows, row_tile)
-            blocks = 5 * self._multiprocessors // 2
-            depth = w.row_bytes // 32
+            blocks, depth = 5 * self._multiprocessors // 2, w.row_bytes // 32
 
             def fits(n: int) -> bool:
                 grid = row_tiles * token_tiles * n
