@@ -1,18 +1,17 @@
 // requires: SUBGROUPS DOT
-// dense_matmul of a ternary table with a scale for each GROUP of 64, 128 or 256 columns, for the rows of the table that are bound: `rows` of
-// `total`. Elements of x are three digits each, from table_digits.comp. Two neighbouring invocations share two rows of the table: each has
-// half of every block of 128 columns, of which DEPTH are on their way at a time. Up to 8 rows of x share a read of the table.
+// dense_matmul of one row and a ternary table with a scale for each GROUP of 64, 128 or 256 columns, for the rows of the table that are bound: `rows` from
+// `first` on. Elements of x are three digits each, from table_digits.comp. Two neighbouring invocations share two rows of the table: each has
+// half of every block of 128 columns, of which DEPTH are on their way at a time.
 layout(constant_id = 1) const int COLS = 128;
 layout(constant_id = 2) const int GROUP = 128;
-layout(constant_id = 3) const int TOKENS = 1;
-layout(constant_id = 4) const int DEPTH = 4;  // at most 8
+layout(constant_id = 3) const int DEPTH = 4;  // at most 8
 BUFFER(0, readonly, int, step_data);
 BUFFER(1, readonly, uvec4, x);
 BUFFER(2, readonly, float, units);
 BUFFER(3, readonly, uvec4, codes);
 BUFFER(4, readonly, uint, w_scale);  // two f16 each
 BUFFER(5, writeonly, float, result);
-layout(push_constant) uniform Push { int rows, first, total; };
+layout(push_constant) uniform Push { int rows, first; };
 const uint COUNT = COLS / GROUP, BLOCKS = COLS / 128, PAIRS = WG / 2;
 const uint EACH = GROUP < 128 ? 128 / GROUP : 1, PLANES = 4 / EACH;  // groups of a block, or the one of several; bit pairs of a group
 #define WIDE 1
@@ -20,50 +19,37 @@ const uint EACH = GROUP < 128 ? 128 / GROUP : 1, PLANES = 4 / EACH;  // groups o
 #include "signed_codes.glsl"
 uvec4 first_codes[8], second_codes[8];   // on their way
 uint first_scales[8], second_scales[8];  // and the words with their scales
-ivec2 sums[24];                          // of both rows, for each digit of each row of x
-vec2 totals[8];
-uint n0, t0, count, part;
+ivec2 sums[3];                           // of both rows, for each digit of x
+vec2 totals = vec2(0.0);
+uint n0, part;
 
-#define EACH_TOKEN(F) F(0) F(1) F(2) F(3) F(4) F(5) F(6) F(7)
 uint row_of(uint second) { return min(n0 + second * PAIRS, rows - 1); }
 uint scale_at(uint second, uint block) { return (first + row_of(second)) * COUNT + block * 128 / GROUP; }
 
 void add_digit(uvec4 one, uvec4 other, uvec4 v, inout ivec2 sum) { sum = ivec2(dot16(one, v, sum.x), dot16(other, v, sum.y)); }
 
 void multiply(uvec4 one, uvec4 other, uint at) {
-#define ADD_TOKEN(t) if (t < TOKENS) { \
-        uint row = min(t0 + t, count - 1) * 3; \
-        add_digit(one, other, load_x(row, at), sums[3 * t]); \
-        add_digit(one, other, load_x(row + 1, at), sums[3 * t + 1]); \
-        add_digit(one, other, load_x(row + 2, at), sums[3 * t + 2]); \
-    }
-    EACH_TOKEN(ADD_TOKEN)
+    add_digit(one, other, load_x(0, at), sums[0]);
+    add_digit(one, other, load_x(1, at), sums[1]);
+    add_digit(one, other, load_x(2, at), sums[2]);
 }
 
 void add_block(uint block, uvec4 one, uvec4 other, uint scale_word, uint other_word) {
     [[unroll]] for (uint set = 0; set < EACH; set++) {
-#define BEGIN_TOKEN(t) sums[3 * t] = sums[3 * t + 1] = sums[3 * t + 2] = ivec2(0);
-        EACH_TOKEN(BEGIN_TOKEN)
+        sums[0] = sums[1] = sums[2] = ivec2(0);
         [[unroll]] for (uint p = set * PLANES; p < (set + 1) * PLANES; p++)
             multiply(top_pairs(one, p), top_pairs(other, p), block * 8 + p * 2 + part);
         vec2 scale = vec2(scale_in(scale_word, scale_at(0, block) + set), scale_in(other_word, scale_at(1, block) + set));
-#define TOTAL_TOKEN(t) if (t < TOKENS) { \
-            vec2 value = vec2(sums[3 * t]) * 16384.0 + vec2(sums[3 * t + 1]) * 128.0 + vec2(sums[3 * t + 2]); \
-            totals[t] += value * (scale * units[min(t0 + t, count - 1) * COUNT + block * 128 / GROUP + set]); \
-        }
-        EACH_TOKEN(TOTAL_TOKEN)
+        vec2 value = vec2(sums[0]) * 16384.0 + vec2(sums[1]) * 128.0 + vec2(sums[2]);
+        totals += value * (scale * units[block * 128 / GROUP + set]);
     }
 }
 
 KERNEL(digits_matmul) {
     uint lane = LANE, start = (gl_WorkGroupID.y * gl_NumWorkGroups.x + gl_WorkGroupID.x) * 2 * PAIRS;
     n0 = start + lane / 2;
-    t0 = gl_WorkGroupID.z * TOKENS;
-    count = STEP_ROWS;
     part = lane % 2;
-    if (t0 >= count || start >= rows) return;
-#define CLEAR_TOTAL(t) totals[t] = vec2(0.0);
-    EACH_TOKEN(CLEAR_TOTAL)
+    if (STEP_ROWS == 0 || start >= rows) return;
 #define FETCH(j) if (j < DEPTH) { \
         uint next = min(from + j, BLOCKS - 1); \
         first_codes[j] = codes[row_of(0) * (2 * BLOCKS) + next * 2 + part]; \
@@ -83,11 +69,7 @@ KERNEL(digits_matmul) {
         }
         REPEAT_8(BLOCK_OF)
     }
-#define STORE_TOKEN(t) if (t < TOKENS) { \
-        vec2 sum = (totals[t] + subgroupShuffleXor(totals[t], 1)) * UNFOLD; \
-        uint to = (t0 + t) * total + first + n0; \
-        if (part == 0 && n0 < rows && t0 + t < count) result[to] = sum.x; \
-        if (part == 0 && n0 + PAIRS < rows && t0 + t < count) result[to + PAIRS] = sum.y; \
-    }
-    EACH_TOKEN(STORE_TOKEN)
+    vec2 sum = (totals + subgroupShuffleXor(totals, 1)) * UNFOLD;
+    if (part == 0 && n0 < rows) result[first + n0] = sum.x;
+    if (part == 0 && n0 + PAIRS < rows) result[first + n0 + PAIRS] = sum.y;
 }

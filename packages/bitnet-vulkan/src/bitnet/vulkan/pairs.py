@@ -13,7 +13,7 @@ from bitnet.core.gpu import Bucket, Buffer, Context, Launch, launch
 from bitnet.core.gpu.drivers.windows import in_two
 from bitnet.core.gpu.ops import ceil_div, power_of_two
 from bitnet.core.gpu.ops.group_products import GroupProducts, group_defines
-from bitnet.core.gpu.ops.tables import MAX_ROWS, WindowedTables, row_digits, table_of
+from bitnet.core.gpu.ops.tables import WindowedTables, row_digits, table_of
 from bitnet.core.gpu.weights import TernaryBuffer
 from bitnet.core.hal import DenseMatmul, Embed, TernaryMatmul
 from bitnet.vulkan.hardware import Hardware
@@ -34,8 +34,6 @@ TABLE_GROUP = 128
 """Invocations of a work-group of digits_matmul."""
 DEPTH = 4
 """Blocks of 128 columns that these have on their way at a time."""
-DIGIT_ROWS = 1
-"""Maximum rows of x that are multiplied by digits; for more, table_matmul is faster."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,21 +67,20 @@ class PairProducts:
 
     def table(self, ctx: Context, op: Embed | DenseMatmul, bucket: Bucket) -> list[Launch]:
         """``embed`` or ``dense_matmul`` of a ternary table: the latter, of one row, with three int8 digits of each
-        activation, as exact sums for each group."""
+        activation, as exact sums for each group. For more rows, table_matmul is faster."""
         w, hardware = table_of(ctx, op), self.hardware
-        if isinstance(op, Embed) or bucket.rows > DIGIT_ROWS or not self._able(w):
+        if isinstance(op, Embed) or bucket.rows > 1 or not self._able(w):
             return WindowedTables(hardware.windows).lower(ctx, op, bucket)
         assert w.group is not None
         digits, units = row_digits(ctx, w)
         group = max(min(TABLE_GROUP, power_of_two(hardware.group)), hardware.subgroup)
-        sizes, each = {"COLS": w.cols, "GROUP": w.group}, min(bucket.rows, MAX_ROWS)
+        sizes = {"COLS": w.cols, "GROUP": w.group}
         split = (ctx.step, ctx.tensors[op.x], digits, units)
-        made = [launch("table_digits", (bucket.rows, 1, 1), group, split, sizes)]
-        defines = {**sizes, "TOKENS": each, "DEPTH": min(DEPTH, w.cols // 128)}
+        made = [launch("table_digits", (1, 1, 1), group, split, sizes)]
+        defines = {**sizes, "DEPTH": min(DEPTH, w.cols // 128)}
         for codes, first, rows in hardware.windows(w.codes, w.rows):
-            grid = (*in_two(ceil_div(rows, group // 2 * HELD)), ceil_div(bucket.rows, each))
-            args = (ctx.step, digits, units, codes, w.scales, ctx.tensors[op.out])
-            args = (*args, *map(np.uint32, (rows, first, w.rows)))
+            grid = (*in_two(ceil_div(rows, group // 2 * HELD)), 1)
+            args = (ctx.step, digits, units, codes, w.scales, ctx.tensors[op.out], np.uint32(rows), np.uint32(first))
             made.append(launch("digits_matmul", grid, group, args, defines))
         return made
 
