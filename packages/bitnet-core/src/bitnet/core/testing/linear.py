@@ -119,6 +119,7 @@ def grouped_shapes(size: Size) -> list[Grouped]:
         Grouped(2, (40,), 8192, 4096),
         Grouped(1, (40,), 3204, 3204),
         Grouped(1, (5,), 40960, 32),
+        Grouped(3, (9,), 17408, 128),
     ]
 
     def draw(rng: np.random.Generator) -> Grouped:
@@ -349,6 +350,7 @@ class LinearTests(DeviceTests):
             Grouped(1, (33,), 320, 64, add=True),
             Grouped(1, (70,), 2176, 128),
             Grouped(1, (17,), 4352, 256, add=True),
+            Grouped(1, (9,), 17408, 128),
         ],
         ids=str,
     )
