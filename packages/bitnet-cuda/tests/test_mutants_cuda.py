@@ -52,7 +52,7 @@ CONV, RULE, GATES, GATED = "causal_conv", "test_delta_rule", "test_delta_gates",
 CHUNKS, TAIL = "test_delta_rule and most150", "test_delta_rule and most80"
 NORM, ROWS = "test_norm_quant_of_a_transform", "test_norm_rows_of_a_transform"
 KEYS = "test_attention_to_keys_with_a_rotated_part and f16"
-WHOLE, PAIRS = "test_a_hybrid_model and not numpy", "test_rope_of_a_part"
+PASSES, PAIRS = "test_passes_move_the_states", "test_rope_of_a_part"
 WAIT, INNER = "\n            __syncthreads();", "half *= 2) {\n        __syncthreads();"
 STRENGTHS = "strengths[t] = gate[HEADS + h];\n            }"
 PARTS = "parts[t][2][warp] = strength;\n    }\n    __syncthreads();"
@@ -70,7 +70,7 @@ RECURRENT = (
     Mutant("conv: the first entry's state", "((size_t)from * (TAPS - 1) + j)", "((size_t)j)", CONV),
     Mutant("rule: the first entry's state", "(((size_t)entry * HEADS + h) * D_V", "((size_t)h * D_V", RULE),
     Mutant("the state that it writes", "STEP_DONE(step) ? to", "true ? to", RULE),
-    Mutant("the state that it read first", "STEP_DONE(step) ? to", "false ? to", WHOLE),
+    Mutant("the state that it read first", "STEP_DONE(step) ? to", "false ? to", PASSES),
     Mutant("rule: a batch's last token", "int count = min(BATCH, end", "int count = min(BATCH - 1, end", "most70"),
     Mutant("rule: the first head's strength", STRENGTHS, STRENGTHS.replace(" + h", ""), RULE),
     Mutant("rule: tokens that nobody waits for", STRENGTHS + WAIT, STRENGTHS, RULE),

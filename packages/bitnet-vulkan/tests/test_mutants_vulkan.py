@@ -16,7 +16,7 @@ CONV, RULE, GATES, GATED = "causal_conv", "test_delta_rule", "test_delta_gates",
 NORM, GLU = "test_norm_quant_of_a_transform", "test_glu_norm_quant_of_a_transform"
 BLOCKS = f"{NORM} and m2-blocks3-block32"
 KEYS = "test_attention_to_keys_with_a_rotated_part and f16"
-WHOLE, PAIRS = "test_a_hybrid_model and not numpy", "test_rope_of_a_part"
+PASSES, PAIRS = "test_passes_move_the_states", "test_rope_of_a_part"
 NEXT = "\n        barrier();"
 INNER = "\n            barrier();"
 KEYED = "if (column == 0) norms[part] = squares;"
@@ -32,7 +32,7 @@ RECURRENT = (
     Mutant("rule: sums that nobody waits for", KEYED + NEXT, KEYED, RULE),
     Mutant("rule: results that nobody waits for", f"queried[lane] = sum;{NEXT}", "queried[lane] = sum;", RULE),
     Mutant("the state that it writes", "STEP_DONE != 0 ? state_to", "true ? state_to", RULE),
-    Mutant("the state that it read first", "STEP_DONE != 0 ? state_to", "false ? state_to", WHOLE),
+    Mutant("the state that it read first", "STEP_DONE != 0 ? state_to", "false ? state_to", PASSES),
     Mutant("gates: another token's", "x[m * quads + i], y", "x[i], y", GATES),
     Mutant("gates: another head's", "alpha[h * quads + i]", "alpha[i]", GATES),
     Mutant("transform: pairs that nobody waits for", f"stride *= 2) {{{INNER}", "stride *= 2) {", BLOCKS),
