@@ -26,15 +26,15 @@ from bitnet.core.gpu.ops.variants import (
     WindowedAttention,
     embedder_variants,
     expert_variants,
-    recurrent_variants,
 )
 from bitnet.core.gpu.weights import TernaryBuffer
-from bitnet.core.hal import Attention, DenseMatmul, Embed, RopeAppend, Sample, TernaryMatmul
+from bitnet.core.hal import Attention, CausalConv, DenseMatmul, Embed, RopeAppend, Sample, TernaryMatmul
 from bitnet.vulkan import matrices
 from bitnet.vulkan.hardware import Hardware
 from bitnet.vulkan.head import HeadOps
 from bitnet.vulkan.layers import one_launch, pitch, wide
 from bitnet.vulkan.pairs import PairProducts
+from bitnet.vulkan.recurrent import RecurrentLaunches
 
 GROUP = 256
 """Invocations of the work-group of a row, if the device allows that many."""
@@ -99,7 +99,7 @@ class VulkanOps:
         self._table = {
             **self._table,
             **embedder_variants(self._rows, self._table, self.ternary_matmul),
-            **recurrent_variants(self._rows, self._table),
+            **RecurrentLaunches(hardware, self._rows, self._table, self._decode, self._quantises).table(),
         }
 
     def lowering(self) -> Lowering:
@@ -234,6 +234,7 @@ class VulkanOps:
         out: Buffer,
         *,
         activation: str = "",
+        conv: CausalConv | None = None,
     ) -> Launch:
         w = ctx.ternary(op.weights)
         chunks = w.row_bytes // 16
@@ -246,6 +247,10 @@ class VulkanOps:
         if w.group is not None:
             sizes = group_defines(w)
             defines |= {"GROUP": sizes["GROUP"], "EACH": sizes["EACH"], "TERM_PITCH": w.cols // w.group | 1}
+            if conv is not None:
+                defines |= {"CONV": 1, "TAPS": ctx.program.weights[conv.weight].shape[1]}
+                where = (ctx.offset(name) for name in ("token_seq", "state_from", "state_to"))
+                args = (*args, ctx.step, ctx.dense(conv.weight).data, ctx.state(conv.state), *where)
             return launch("ternary_groups_decode", grid, self._group, args, defines)
         return launch("ternary_decode", grid, self._group, args, defines)
 

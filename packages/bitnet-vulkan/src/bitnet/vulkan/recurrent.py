@@ -1,0 +1,125 @@
+"""Recurrent layers and Hadamard transforms in Vulkan: as on every GPU, but one dispatch transforms and quantises, and a
+product of one token convolves its results."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+
+from bitnet.core.gpu import Bucket, Buffer, Context, Dispatch, Launch, launch
+from bitnet.core.gpu.fusions import GatedTransform, RecurrentInputs
+from bitnet.core.gpu.ops import RowOps, activation_defines, ceil_div
+from bitnet.core.gpu.ops.products import ProductInput, glu_products
+from bitnet.core.gpu.ops.recurrent import Quantising, Transforming
+from bitnet.core.gpu.ops.variants import Transformed, recurrent_variants
+from bitnet.core.hal import CausalConv, DeltaGates, Embed, GatedQuant, GluNormQuant, NormQuant, NormRows, TernaryMatmul
+from bitnet.vulkan.hardware import Hardware
+
+TEAM = 32
+"""Invocations that have a chunk of ``TEAM²`` columns in transform_quant, and columns of each."""
+TEAM_BYTES = TEAM * (TEAM + 1) * 4
+"""Bytes of shared memory in which they exchange."""
+MAX_BLOCK = TEAM**2
+"""Maximum block of a transform of transform_quant."""
+
+
+class Decode(Protocol):
+    """A product of one token, whose results may be activated or convolved."""
+
+    def __call__(
+        self,
+        ctx: Context,
+        op: TernaryMatmul,
+        bucket: Bucket,
+        source: ProductInput,
+        out: Buffer,
+        *,
+        activation: str = "",
+        conv: CausalConv | None = None,
+    ) -> Launch: ...
+
+
+@dataclass(frozen=True, slots=True)
+class RecurrentLaunches:
+    """The launches for a device.
+
+    Attributes:
+        plain: The entries of operations without transforms.
+        quantises: Whether ``decode`` takes a product of one token.
+    """
+
+    hardware: Hardware
+    rows: RowOps
+    plain: Dispatch
+    decode: Decode
+    quantises: Callable[[Context, TernaryMatmul, Bucket], bool]
+
+    def table(self) -> Dispatch:
+        """The entries of operations of recurrent layers, of those with transforms, and of their fusions."""
+        shared = recurrent_variants(self.rows, self.plain)
+
+        def quantised(ctx: Context, op: Transforming, bucket: Bucket) -> list[Launch] | None:
+            made = None if isinstance(op, NormRows | Embed) else self.transform(ctx, op, bucket)
+            return [made] if made else shared[Transformed](ctx, op, bucket)
+
+        def inputs(ctx: Context, group: RecurrentInputs, bucket: Bucket) -> list[Launch] | None:
+            """The convolution within the product before it, and nothing that waits between both products and gates."""
+            norm, mixed, gate = group.norm, group.mixed, group.gate
+            if norm.transform is None or not all(self.quantises(ctx, op, bucket) for op in (mixed, gate)):
+                return None
+            if any(ctx.ternary(op.weights).group is None for op in (mixed, gate)):
+                return None
+            x = ProductInput(ctx.tensors[norm.out], scale=ctx.tensors[norm.scale])
+            return [
+                *(quantised(ctx, norm, bucket) or []),
+                *(shared[DeltaGates](ctx, group.gates, bucket) or []),
+                self.decode(ctx, mixed, bucket, x, ctx.tensors[group.conv.out], conv=group.conv),
+                self.decode(ctx, gate, bucket, x, ctx.tensors[gate.out]),
+            ]
+
+        def activated(ctx: Context, group: GatedTransform, bucket: Bucket) -> list[Launch] | None:
+            up, glu, product = group.up, group.glu, glu_products(ctx, group.glu)
+            made = self.transform(ctx, glu, bucket, product) if self.quantises(ctx, up, bucket) else None
+            if made is None:
+                return None
+            x = ProductInput(ctx.tensors[up.x], scale=ctx.tensors[up.scale])
+            return [self.decode(ctx, up, bucket, x, product, activation=glu.activation), made]
+
+        fused: Dispatch = {RecurrentInputs: inputs, GatedTransform: activated}
+        return {**shared, GatedQuant: quantised, Transformed: quantised, **fused}
+
+    def transform(self, ctx: Context, op: Quantising, bucket: Bucket, product: Buffer | None = None) -> Launch | None:
+        """The launch of transform_quant; None if it does not support the shape.
+
+        Args:
+            product: ``act(gate) · up`` of a :class:`GluNormQuant`, if another kernel has computed it.
+        """
+        width, weight, transform, hardware = ctx.shape(op.out)[1], op.weight, op.transform, self.hardware
+        kind, x, gate = 0, product, ctx.step
+        if isinstance(op, GluNormQuant):
+            kind, x = (0, product) if product else (1, ctx.tensors[op.gate_up])
+        elif isinstance(op, NormQuant):
+            x = ctx.tensors[op.x]
+        else:
+            kind, x, gate = 2, ctx.tensors[op.x], ctx.tensors[op.gate]
+        assert x is not None
+        unit = max(TEAM, hardware.subgroup)
+        group = ceil_div(ceil_div(width, MAX_BLOCK) * TEAM, unit) * unit
+        head = width if kind != 2 or weight is None else ctx.program.weights[weight].shape[0]
+        slots = min(group // TEAM, (hardware.shared - 8 * group - 1024) // TEAM_BYTES)
+        block = transform.block if transform else 1
+        if width % (4 * TEAM) or block > MAX_BLOCK or group > hardware.group or slots < 1 or head % TEAM:
+            return None
+        signs = transform.signs if transform else None
+        defines = {"DIM": width, "KIND": kind, "NORM": int(weight is not None), "BLOCK": block}
+        defines |= {"SIGNS": int(signs is not None), "HEAD": head, "SLOTS": slots}
+        if isinstance(op, GluNormQuant):
+            defines |= activation_defines(op.activation)
+        elif isinstance(op, GatedQuant):
+            defines |= {"SILU": int(op.activation == "silu"), "UNTILE": op.untile}
+        factors = (ctx.dense(name).data if name else ctx.step for name in (weight, signs))
+        args = (ctx.step, x, gate, *factors, ctx.tensors[op.out], ctx.tensors[op.scale], np.float32(op.eps))
+        return launch("transform_quant", (bucket.tokens, 1, 1), group, args, defines)
