@@ -13,6 +13,8 @@ layout(constant_id = 8) const int NEOX = 1;
 layout(constant_id = 9) const int RUNS = 8;     // runs of adjacent positions: a power of two, from CHUNK / 8 to CHUNK
 layout(constant_id = 10) const int CHUNK = 32;  // positions that are looked at together
 layout(constant_id = 12) const int WINDOW = 0;
+layout(constant_id = 13) const int ROTATED = 0;  // pairs of a head; 0: all
+const int TURNED = ROTATED > 0 ? ROTATED : DIM / 2;
 #if !SUBGROUPS
 layout(constant_id = 11) const int POOL = 64;   // keys, and later the runs' sums
 #endif

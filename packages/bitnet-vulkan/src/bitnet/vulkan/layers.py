@@ -9,7 +9,7 @@ import numpy as np
 
 from bitnet.core.gpu import Arg, Bucket, Context, Launch, launch
 from bitnet.core.gpu.fusions import Layer
-from bitnet.core.gpu.ops import ceil_div, kv_defines, next_power_of_two, positions
+from bitnet.core.gpu.ops import ceil_div, kv_defines, next_power_of_two, part_defines, positions
 from bitnet.core.gpu.ops.products import glu_products
 from bitnet.vulkan.hardware import Hardware
 
@@ -33,6 +33,7 @@ def one_launch(hardware: Hardware, ctx: Context, layer: Layer, bucket: Bucket) -
     able = groups and hardware.macros["DOT"] and hardware.group >= GROUP and hardware.buffers >= BUFFERS
     plain = (
         layer.rope.q_norm is None
+        and not part_defines(ctx, layer.rope)
         and layer.attention.window is None
         and all(ctx.ternary(op.weights).group is None for _, op in layer.pairs)
     )

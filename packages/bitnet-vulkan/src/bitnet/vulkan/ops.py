@@ -14,7 +14,16 @@ import numpy as np
 from bitnet.core.gpu import Arg, Bucket, Buffer, Context, Dispatch, Launch, Lowering, launch, variants
 from bitnet.core.gpu.drivers.windows import MAX_GROUPS
 from bitnet.core.gpu.fusions import Choice, Layer, NormChoice, RopeAttention
-from bitnet.core.gpu.ops import RowOps, attention_inputs, ceil_div, kv_defines, positions, power_of_two, rope_defines
+from bitnet.core.gpu.ops import (
+    RowOps,
+    attention_inputs,
+    ceil_div,
+    kv_defines,
+    part_defines,
+    positions,
+    power_of_two,
+    rope_defines,
+)
 from bitnet.core.gpu.ops.group_products import GroupProducts, group_defines, in_parts
 from bitnet.core.gpu.ops.products import ProductInput, fused_products, product_defines
 from bitnet.core.gpu.ops.rows import head_norm_inputs
@@ -22,6 +31,7 @@ from bitnet.core.gpu.ops.scaled import head_norms, norms_heads
 from bitnet.core.gpu.ops.variants import (
     GroupScaledMatmul,
     NormedRope,
+    PartialRope,
     TernaryTable,
     WindowedAttention,
     embedder_variants,
@@ -100,6 +110,7 @@ class VulkanOps:
             **self._table,
             **embedder_variants(self._rows, self._table, self.ternary_matmul),
             **RecurrentLaunches(hardware, self._rows, self._table, self._decode, self._quantises).table(),
+            PartialRope: self.rope_append,
         }
 
     def lowering(self) -> Lowering:
@@ -301,6 +312,8 @@ class VulkanOps:
         step, *place = positions(ctx, op.table)
         inputs = attention_inputs(ctx, op, rope, ctx.tensors[op.qkv])
         args: tuple[Arg, ...] = (step, *inputs, ctx.tensors[op.out], parts, arrivals, *place, np.int32(op.kv_heads))
+        if rope is not None and (part_of := part_defines(ctx, rope)):
+            defines["ROTATED"] = part_of["PAIRS"]
         if self._norms_heads(rope):
             args, defines = (*args, *head_norm_inputs(ctx, rope, step)), defines | {"NORMS_HEADS": 1}
         grid = (op.kv_heads, bucket.tokens, most)
