@@ -236,16 +236,21 @@ def assert_same_model(logits: F64, exact: F64, neighbours: Callable[[], Iterable
     assert np.median(mine) <= TYPICAL, f"errors of the rows are {mine.tolist()}"
 
 
+def check_hybrid(device: Device, rng: np.random.Generator, shape: str) -> None:
+    """Logits of a model against the numpy device's."""
+    limits = Limits(40, 3, 24, 2)
+    program, fed = hybrid_program(rng, SHAPES[shape], limits), [*steps(rng)]
+    found, exact = logits_of(device, program, fed), logits_of(ReferenceDevice(), program, fed)
+    others = (neighbour(program, rng) for _ in range(NEIGHBOURS))
+    assert_same_model(found, exact, lambda: (logits_of(ReferenceDevice(), other, fed) for other in others))
+
+
 class HybridStepTests(DeviceTests):
     @needs(STATES, TERNARY_TABLES)
     @pytest.mark.parametrize("shape", SHAPES)
     def test_a_hybrid_model_is_the_numpy_devices(self, device: Device, rng: np.random.Generator, shape: str) -> None:
         """Logits of prompts, single tokens, drafts that are taken back and branches, free to fuse."""
-        limits = Limits(40, 3, 24, 2)
-        program, fed = hybrid_program(rng, SHAPES[shape], limits), [*steps(rng)]
-        found, exact = logits_of(device, program, fed), logits_of(ReferenceDevice(), program, fed)
-        others = (neighbour(program, rng) for _ in range(NEIGHBOURS))
-        assert_same_model(found, exact, lambda: (logits_of(ReferenceDevice(), other, fed) for other in others))
+        check_hybrid(device, rng, shape)
 
     @needs(STATES, TERNARY_TABLES)
     def test_passes_move_the_states(self, device: Device, rng: np.random.Generator) -> None:

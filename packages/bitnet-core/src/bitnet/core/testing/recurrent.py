@@ -213,19 +213,7 @@ class RecurrentTests(DeviceTests):
         activation: Literal["silu", "sigmoid"],
     ) -> None:
         """Gates of all sizes; as they are, transformed, and with heads put in the other order first."""
-        m, heads, head = shape
-        x, gate = varied(rng, m, heads * head, 3), varied(rng, m, heads * head, 3)
-        weight = norm_weight(rng, head) if normed else None
-        exact = oracle_recurrent.gated(x, gate, weight, 1e-6, activation)
-        codes, scale = gated_quant(device, x, gate, weight, activation, None, 0)
-        check_codes(codes, scale, oracle.absmax(exact))
-        signs = rng.choice(np.array([-1, 1], np.float32), heads * head)
-        block = heads * head & -(heads * head)
-        k_heads = {1: 1, 6: 2, 12: 4, 24: 8}[heads] if normed else 0
-        if k_heads:
-            exact = exact.reshape(m, heads // k_heads, k_heads, head).swapaxes(1, 2).reshape(m, -1)
-        codes, scale = gated_quant(device, x, gate, weight, activation, signs, k_heads)
-        check_codes(codes, scale, oracle.absmax(oracle_recurrent.hadamard(exact * signs, block)))
+        check_gated(device, rng, shape, activation, normed=normed)
 
     @needs(STATES)
     @pytest.mark.parametrize(
@@ -295,6 +283,30 @@ def delta_inputs(rng: np.random.Generator, case: Delta, count: int) -> tuple[Arr
     decays = -(10.0 ** rng.uniform(-4, 1, (count, case.v_heads))) * rng.integers(0, 9, (count, case.v_heads)).clip(0, 1)
     strengths = rng.uniform(-0.2, 1.2, (count, case.v_heads)).clip(0, 1)
     return np.concatenate([qk, v], 1).astype(np.float32), np.concatenate([decays, strengths], 1).astype(np.float32)
+
+
+def check_gated(
+    device: Device,
+    rng: np.random.Generator,
+    shape: tuple[int, int, int],
+    activation: Literal["silu", "sigmoid"],
+    *,
+    normed: bool,
+) -> None:
+    """``gated_quant`` of ``(m, heads, head)``: as it is, transformed, and with heads put in the other order first."""
+    m, heads, head = shape
+    x, gate = varied(rng, m, heads * head, 3), varied(rng, m, heads * head, 3)
+    weight = norm_weight(rng, head) if normed else None
+    exact = oracle_recurrent.gated(x, gate, weight, 1e-6, activation)
+    codes, scale = gated_quant(device, x, gate, weight, activation, None, 0)
+    check_codes(codes, scale, oracle.absmax(exact))
+    signs = rng.choice(np.array([-1, 1], np.float32), heads * head)
+    block = heads * head & -(heads * head)
+    k_heads = {1: 1, 6: 2, 12: 4, 24: 8}[heads] if normed else 0
+    if k_heads:
+        exact = exact.reshape(m, heads // k_heads, k_heads, head).swapaxes(1, 2).reshape(m, -1)
+    codes, scale = gated_quant(device, x, gate, weight, activation, signs, k_heads)
+    check_codes(codes, scale, oracle.absmax(oracle_recurrent.hadamard(exact * signs, block)))
 
 
 def gated_quant(

@@ -69,12 +69,7 @@ class TransformTests(DeviceTests):
     def test_norm_quant_of_a_transform(
         self, device: Device, rng: np.random.Generator, case: Blocks, normed: bool
     ) -> None:
-        k = case.blocks * case.block
-        x, weight, signs = varied(rng, case.m, k, 6), norm_weight(rng, k) if normed else None, random_signs(rng, k)
-        op = NormQuant("x", "w" if normed else None, 1e-5, "out", "s", Transform(case.block, "signs"))
-        out = _quantised(device, op, x, {"w": weight, "signs": signs}, k)
-        exact = oracle_recurrent.hadamard(oracle.rms_norm(x, weight, 1e-5) * signs, case.block)
-        check_codes(out["out"], out["s"], oracle.absmax(exact))
+        check_norm(device, rng, case, normed=normed)
 
     @needs(STATES)
     @over(block_shapes)
@@ -82,12 +77,7 @@ class TransformTests(DeviceTests):
     def test_glu_norm_quant_of_a_transform(
         self, device: Device, rng: np.random.Generator, case: Blocks, activation: Literal["relu2", "silu"]
     ) -> None:
-        k = case.blocks * case.block
-        x, weight = varied(rng, case.m, 2 * k, 3), norm_weight(rng, k)
-        op = GluNormQuant("x", "w", 1e-5, activation, "out", "s", Transform(case.block))
-        out = _quantised(device, op, x, {"w": weight}, k)
-        exact = oracle_recurrent.hadamard(oracle.rms_norm(oracle.glu(x, activation), weight, 1e-5), case.block)
-        check_codes(out["out"], out["s"], oracle.absmax(exact))
+        check_glu(device, rng, case, activation)
 
     @needs(STATES)
     @over(block_shapes)
@@ -246,6 +236,26 @@ class TransformTests(DeviceTests):
 
 def random_signs(rng: np.random.Generator, count: int) -> Array:
     return rng.choice(np.array([-1, 1], np.float32), count)
+
+
+def check_norm(device: Device, rng: np.random.Generator, case: Blocks, *, normed: bool) -> None:
+    """``norm_quant`` with a transform and signs."""
+    k = case.blocks * case.block
+    x, weight, signs = varied(rng, case.m, k, 6), norm_weight(rng, k) if normed else None, random_signs(rng, k)
+    op = NormQuant("x", "w" if normed else None, 1e-5, "out", "s", Transform(case.block, "signs"))
+    out = _quantised(device, op, x, {"w": weight, "signs": signs}, k)
+    exact = oracle_recurrent.hadamard(oracle.rms_norm(x, weight, 1e-5) * signs, case.block)
+    check_codes(out["out"], out["s"], oracle.absmax(exact))
+
+
+def check_glu(device: Device, rng: np.random.Generator, case: Blocks, activation: Literal["relu2", "silu"]) -> None:
+    """``glu_norm_quant`` with a norm and a transform."""
+    k = case.blocks * case.block
+    x, weight = varied(rng, case.m, 2 * k, 3), norm_weight(rng, k)
+    op = GluNormQuant("x", "w", 1e-5, activation, "out", "s", Transform(case.block))
+    out = _quantised(device, op, x, {"w": weight}, k)
+    exact = oracle_recurrent.hadamard(oracle.rms_norm(oracle.glu(x, activation), weight, 1e-5), case.block)
+    check_codes(out["out"], out["s"], oracle.absmax(exact))
 
 
 def _quantised(
