@@ -31,14 +31,19 @@ layout(push_constant) uniform Push { float eps; int rows; };
 const uint EACH_ROW = (CHUNKS + LANES - 1) / LANES;  // chunks of an invocation in a row
 const uint COUNT = COLS / GROUP;
 const uint SLOTS = WG / LANES;                              // rows of a work-group at a time, and as many second ones
-const uint UNITS = TURNS * EACH_ROW;                        // chunks of an invocation in all its rows, of which 4 are on their way
+const uint UNITS = TURNS * EACH_ROW;                        // chunks of an invocation in all its rows, of which two are on their way
 const uint SHARERS = GROUP > 128 ? GROUP / 64 : 2;          // chunks of a group, or of the groups of a block
 shared float terms[2 * TURNS * SLOTS * TERM_PITCH];
 #include "ternary_input.glsl"
 #include "signed_codes.glsl"
 
 uint n0, outs, part, slot;
-uint units[8];  // words with a scale: of the four chunks on their way, of first rows and of second ones
+
+// Codes of the same columns of two rows, and the words with their scales.
+struct Chunks {
+    uvec4 one, other;
+    uint unit, other_unit;
+};
 
 // The row of a turn, or the one that takes the same columns along: `up` where W holds gates and ups.
 uint row_of(uint turn, uint which) {
@@ -54,9 +59,16 @@ float unit_of(uint word, uint n, uint chunk, uint j) {
     return scale_in(EACH == 1 ? word : w_scale[at / 2], at);
 }
 
+Chunks fetch(uint unit) {
+    uint turn = unit / EACH_ROW, chunk = min(part + unit % EACH_ROW * LANES, CHUNKS - 1);
+    uint one = row_of(turn, 0), other = row_of(turn, 1);
+    uint place = scale_at(one, chunk) / 2, other_place = scale_at(other, chunk) / 2;
+    return Chunks(codes[one * CHUNKS + chunk], codes[other * CHUNKS + chunk], w_scale[place], w_scale[other_place]);
+}
+
 // Puts the terms of a chunk of two rows where they belong; all invocations of a row call it.
-void multiply(uvec4 one, uvec4 other, uint word, uint other_word, uint turn, uint chunk) {
-    uvec4 weights = signed_codes(one), others = signed_codes(other);
+void multiply(Chunks of, uint turn, uint chunk) {
+    uvec4 weights = signed_codes(of.one), others = signed_codes(of.other);
     [[unroll]] for (uint j = 0; j < EACH; j++) {
         ivec2 sum = ivec2(0);
         [[unroll]] for (uint p = j * (4 / EACH); p < (j + 1) * (4 / EACH); p++) {
@@ -69,7 +81,7 @@ void multiply(uvec4 one, uvec4 other, uint word, uint other_word, uint turn, uin
         for (uint apart = 1; apart < SHARERS; apart *= 2) sum += subgroupShuffleXor(sum, apart);
         uint s = chunk / SHARERS * EACH + j;
         if (chunk % SHARERS == 0 && s < COUNT) {
-            vec2 scales = vec2(unit_of(word, row_of(turn, 0), chunk, j), unit_of(other_word, row_of(turn, 1), chunk, j));
+            vec2 scales = vec2(unit_of(of.unit, row_of(turn, 0), chunk, j), unit_of(of.other_unit, row_of(turn, 1), chunk, j));
             precise vec2 term = vec2(sum) * scales;
             terms[(2 * turn * SLOTS + slot) * TERM_PITCH + s] = term.x;
             terms[((2 * turn + 1) * SLOTS + slot) * TERM_PITCH + s] = term.y;
@@ -119,29 +131,16 @@ KERNEL(ternary_groups_decode) {
     outs = GLU != 0 ? rows / 2 : rows;
     const uint each = (2 - GLU) * TURNS * SLOTS;  // results of a work-group
     n0 = gl_WorkGroupID.x * each;
-#define FETCH(j, unit) if ((unit) < UNITS) { \
-        uint turn = (unit) / EACH_ROW, chunk = min(part + (unit) % EACH_ROW * LANES, CHUNKS - 1); \
-        uint one = row_of(turn, 0), other = row_of(turn, 1); \
-        first[j] = codes[one * CHUNKS + chunk]; \
-        first[4 + (j)] = codes[other * CHUNKS + chunk]; \
-        units[j] = w_scale[scale_at(one, chunk) / 2]; \
-        units[4 + (j)] = w_scale[scale_at(other, chunk) / 2]; \
-    }
-#define BEGIN(j) FETCH(j, j)
-    REPEAT_4(BEGIN)
+    Chunks now, soon = fetch(0), later = fetch(min(1, UNITS - 1));
 #if CONV
     float earlier = lane < each && n0 + lane < outs ? earlier_taps(n0 + lane) : 0.0;
 #endif
     float factor = take_x(lane) * UNFOLD;
-    for (uint begin = 0; begin < UNITS; begin += 4) {
-#define MULTIPLY(j) if (begin + (j) < UNITS) { \
-        uint unit = begin + (j); \
-        uvec4 one_row = first[j], other_row = first[4 + (j)]; \
-        uint word = units[j], other_word = units[4 + (j)]; \
-        FETCH(j, unit + 4) \
-        multiply(one_row, other_row, word, other_word, unit / EACH_ROW, part + unit % EACH_ROW * LANES); \
-    }
-        REPEAT_4(MULTIPLY)
+    [[dont_unroll]] for (uint unit = 0; unit < UNITS; unit++) {
+        now = soon;
+        soon = later;
+        later = fetch(min(unit + 2, UNITS - 1));
+        multiply(now, unit / EACH_ROW, part + unit % EACH_ROW * LANES);
     }
     barrier();
     uint n = n0 + lane;

@@ -18,12 +18,9 @@ from bitnet.core.gpu.ops.variants import Transformed, recurrent_variants
 from bitnet.core.hal import CausalConv, DeltaGates, Embed, GatedQuant, GluNormQuant, NormQuant, NormRows, TernaryMatmul
 from bitnet.vulkan.hardware import Hardware
 
-TEAM = 32
-"""Invocations that have a chunk of ``TEAM²`` columns in transform_quant, and columns of each."""
-TEAM_BYTES = TEAM * (TEAM + 1) * 4
-"""Bytes of shared memory in which they exchange."""
-MAX_BLOCK = TEAM**2
-"""Maximum block of a transform of transform_quant."""
+GROUP, TURN = 256, 1024
+"""Invocations of transform_quant, of which it has a multiple, and columns that so many take at a time: the largest block,
+and what normed heads divide."""
 
 
 class Decode(Protocol):
@@ -106,20 +103,20 @@ class RecurrentLaunches:
         else:
             kind, x, gate = 2, ctx.tensors[op.x], ctx.tensors[op.gate]
         assert x is not None
-        unit = max(TEAM, hardware.subgroup)
-        group = ceil_div(ceil_div(width, MAX_BLOCK) * TEAM, unit) * unit
+        turns = ceil_div(width, hardware.group // GROUP * TURN) if hardware.group >= GROUP else 0
         head = width if kind != 2 or weight is None else ctx.program.weights[weight].shape[0]
-        slots = min(group // TEAM, (hardware.shared - 8 * group - 1024) // TEAM_BYTES)
-        block = transform.block if transform else 1
-        if width % (4 * TEAM) or block > MAX_BLOCK or group > hardware.group or slots < 1 or head % TEAM:
+        normed_heads, block = kind == 2 and weight is not None, transform.block if transform else 1
+        if not turns or block > TURN or width % 128 or (normed_heads and (TURN % head or head % 16)):
             return None
+        group = ceil_div(width, turns * TURN) * GROUP
         signs = transform.signs if transform else None
         defines = {"DIM": width, "KIND": kind, "NORM": int(weight is not None), "BLOCK": block}
-        defines |= {"SIGNS": int(signs is not None), "HEAD": head, "SLOTS": slots}
+        defines |= {"SIGNS": int(signs is not None), "HEAD": head}
         if isinstance(op, GluNormQuant):
             defines |= activation_defines(op.activation)
         elif isinstance(op, GatedQuant):
             defines |= {"SILU": int(op.activation == "silu"), "UNTILE": op.untile}
         factors = (ctx.dense(name).data if name else ctx.step for name in (weight, signs))
-        args = (ctx.step, x, gate, *factors, ctx.tensors[op.out], ctx.tensors[op.scale], np.float32(op.eps))
+        kept = ctx.scratch("transformed rows", ctx.shape(op.out)[0] * width * 4)
+        args = (ctx.step, x, gate, *factors, ctx.tensors[op.out], ctx.tensors[op.scale], kept, np.float32(op.eps))
         return launch("transform_quant", (bucket.tokens, 1, 1), group, args, defines)
