@@ -77,7 +77,7 @@ KERNEL(transform_quant) {
             if (BLOCK > 2) y = vec4(y.x + y.z, y.y + y.w, y.x - y.z, y.y - y.w);
         }
         if (BLOCK > 4) {
-            barrier();
+            // which nobody else reads any more: an invocation has read its own last
             [[unroll]] for (uint j = 0; j < 4; j++) tile[place(4 * lane + j)] = y[j];
             [[dont_unroll]] for (uint bit = 2; 1u << bit < BLOCK; bit += 2) {
                 barrier();

@@ -29,7 +29,7 @@ Check: TypeAlias = Callable[[Device, np.random.Generator], None]
 CHANGES: dict[str, Callable[[Hardware], Hardware]] = {
     "whole": lambda hardware: hardware,
     "no-subgroups": lambda hardware: replace(hardware, subgroup=0),
-    "little-memory": lambda hardware: replace(hardware, shared=16 << 10),
+    "small-groups": lambda hardware: replace(hardware, group=256),
 }
 
 
@@ -54,9 +54,10 @@ def hybrid(shape: str) -> Check:
 
 
 CASES: dict[str, Check] = {
-    "a part of a team": norm(1, 3, 128),
-    "two teams": norm(3, 9, 128),
+    "a part of a group": norm(1, 3, 128),
+    "two turns": norm(3, 9, 128),
     "small blocks": norm(2, 64, 4, normed=False),
+    "an odd power of two": norm(3, 3, 512),
     "several turns": norm(2, 5, 1024, normed=False),
     "gates and ups": glu(2, 9, 128),
     "heads": gated(3, 12, 128),
@@ -127,43 +128,22 @@ def test_one_token_takes_products_that_convolve(
 
 
 MODEL, WIDE, ROW = hybrid("transformed"), hybrid("wide"), product(1, (67,), 1152, 128)
-TURNS, HEADS, SHORT = norm(2, 5, 1024), gated(3, 12, 128), gated(2, 12, 32)
-WRITTEN = "        barrier();\n        if (team / SLOTS == turn) {\n#define GET"
+TURNS, HEADS = norm(2, 5, 1024), gated(3, 12, 128)
 LAST = "(to + TAPS - 2) * rows + n] = value"
 DEFECTS: list[tuple[str, str, str, Check]] = [
-    (
-        "transform_quant",
-        "        barrier();\n        if (team / SLOTS == turn) {\n#define GET",
-        "        {\n#define GET",
-        TURNS,
-    ),
-    ("transform_quant", "if (turn > 0) barrier();", "", TURNS),
-    ("transform_quant", "FAR(8) FAR(16)", "FAR(8)", TURNS),
-    ("transform_quant", "y *= FOUR(signs, at);", "y *= FOUR(signs, t);", TURNS),
+    ("transform_quant", "barrier();\n                uint low", "uint low", TURNS),
+    ("transform_quant", "y *= signs[at]", "y *= signs[lane]", TURNS),
     ("transform_quant", "squares += dot(y, y);", "squares += y.x * y.x;", TURNS),
-    ("transform_quant", "if (at < DIM) {", "if (at < DIM - 1024) {", TURNS),
-    ("transform_quant", "(m * DIM + to) / 16 + 1]", "to / 16 + 1]", TURNS),
-    ("transform_quant", "2 * row + DIM + at)", "2 * row + at)", glu(2, 9, 128)),
-    ("transform_quant", "y[j] *= head_factors[h]", "y[j] *= head_factors[c / HEAD]", HEADS),
-    ("transform_quant", "x[row + h * HEAD + i]", "x[row + c]", gated(3, 12, 128)),
-    (
-        "transform_quant",
-        "head_parts[lane] = squares.x + squares.y;",
-        "head_parts[lane] = squares.x;",
-        gated(2, 12, 32),
-    ),
-    (
-        "ternary_groups_decode",
-        "for (; s < end; s++)",
-        "for (; s < end - 1; s++)",
-        product(1, (67,), 1152, 128),
-    ),
-    (
-        "ternary_groups_decode",
-        "i / 8 * 2 + i % 2] = words",
-        "i / 8 * 2] = words",
-        product(1, (67,), 1152, 128),
-    ),
+    ("transform_quant", "inside = at < QUADS;", "inside = at < QUADS - 1;", TURNS),
+    ("transform_quant", "kept[row + at] = y;", "kept[at] = y;", TURNS),
+    ("transform_quant", "if (2 * apart < BLOCK)", "if (true)", norm(3, 3, 512)),
+    ("transform_quant", "x[2 * row + QUADS + at]", "x[2 * row + at]", glu(2, 9, 128)),
+    ("transform_quant", "y *= factors[lane / SPAN];", "y *= factors[0];", HEADS),
+    ("transform_quant", "x[row + quad_at(at)]", "x[row + at]", HEADS),
+    ("transform_quant", "dot(y, y);\n                barrier();", "dot(y, y);", HEADS),
+    ("ternary_groups_decode", "for (; s < end; s++)", "for (; s < end - 1; s++)", ROW),
+    ("ternary_groups_decode", "i / 8 * 2 + i % 2] = words", "i / 8 * 2] = words", ROW),
+    ("ternary_groups_decode", "of.other_unit, row_of(turn, 1)", "of.unit, row_of(turn, 0)", ROW),
     ("ternary_groups_decode", "if (j > 0) state[(to + j - 1)", "if (j > 0) state[(to + j)", MODEL),
     (
         "ternary_groups_decode",
@@ -196,5 +176,5 @@ def test_a_defect_is_caught(
 
     monkeypatch.setattr(pipelines, "module", wrong)
     with pytest.raises(AssertionError):
-        check(opened("little-memory" if kernel == "transform_quant" else "whole"), rng)
+        check(opened("whole"), rng)
     assert replaced

@@ -19,8 +19,8 @@ from bitnet.core.hal import CausalConv, DeltaGates, Embed, GatedQuant, GluNormQu
 from bitnet.vulkan.hardware import Hardware
 
 GROUP, TURN = 256, 1024
-"""Invocations of transform_quant, of which it has a multiple, and columns that so many take at a time: the largest block,
-and what normed heads divide."""
+"""Invocations of transform_quant, which has a multiple of them, and columns that so many take at a time: the largest
+block, and a multiple of a normed head."""
 
 
 class Decode(Protocol):

@@ -167,7 +167,14 @@ def steps(rng: np.random.Generator) -> Iterator[list[Feed]]:
     yield [Feed(0, some(5), 20, 0, 4), Feed(1, some(3), 33, 1, 2)]  # a draft, of which two tokens are right
     yield [Feed(0, some(2), 20, 0, 0), Feed(1, some(1), 33, 1, 1)]  # and the second sequence from before its three
     yield [Feed(s, some(1), begin, s, s) for s, begin in ((0, 22), (1, 34))]
-    yield [Feed(2, some(1), 2, 3, 3)]
+    for begin, source, target in (
+        (2, 3, 3),
+        (3, 3, 3),
+        (4, 3, 3),
+        (5, 3, 5),
+        (6, 5, 5),
+    ):  # one by one, to another entry
+        yield [Feed(2, some(1), begin, source, target)]
 
 
 def parts_of(feeds: Sequence[Feed], limits: Limits) -> list[SequenceStep]:
