@@ -2,7 +2,7 @@
 // values, which are in flight before q is computed. Declared before it: the constants, step_data, qkv, the cache, the tables, kv_heads, max_blocks.
 // ROPE: q is rotated here, and the token's own k (rotated) and v are stored by the part that reads them.
 // KV_I8: 8 codes and their scale are held in those 16 bytes.
-// TURNED: the pairs of a head that are rotated.
+// PARTIAL: TURNED pairs of a head are rotated, else all.
 // NORMS_HEADS: q and k are normalised before they are rotated, with q_norm, k_norm and head_eps.
 #include "cache.glsl"
 const int QUADS = DIM / 4;
@@ -25,6 +25,7 @@ float gain_at(uint d, uint head) { return 1.0; }
 // Dimensions 4 i to 4 i + 3 of a head of qkv, from `from` on: one of q of the group, or k after them.
 vec4 rotated(uint from, uint position, uint i, uint head) {
     vec4 v = qkv[from + i] * vec4(gain_at(4 * i, head), gain_at(4 * i + 1, head), gain_at(4 * i + 2, head), gain_at(4 * i + 3, head));
+#if PARTIAL
     if (NEOX != 0) {
         vec4 pair;
         [[unroll]] for (uint j = 0; j < 4; j++) {
@@ -45,6 +46,22 @@ vec4 rotated(uint from, uint position, uint i, uint head) {
         }
     }
     return v;
+#else
+    if (NEOX != 0) {
+        bool low = i < QUADS / 2;
+        vec4 pair;
+        [[unroll]] for (uint j = 0; j < 4; j++) {
+            uint d = 4 * i + j, other = 4 * i + j < DIM / 2 ? d + DIM / 2 : d - DIM / 2;
+            uint angle = position * (DIM / 2) + min(d, other);
+            float sign = d < DIM / 2 ? -1.0 : 1.0;
+            pair[j] = v[j] * cosines[angle] + sign * qkv[from + other / 4][other % 4] * gain_at(other, head) * sines[angle];
+        }
+        return pair;
+    }
+    uint angle = position * (DIM / 2) + 2 * i;
+    vec2 c = vec2(cosines[angle], cosines[angle + 1]), s = vec2(sines[angle], sines[angle + 1]);
+    return vec4(v.x * c.x - v.y * s.x, v.y * c.x + v.x * s.x, v.z * c.y - v.w * s.y, v.w * c.y + v.z * s.y);
+#endif
 }
 
 uvec4 packed(vec4 a, vec4 b) {

@@ -1,4 +1,4 @@
-// variants: SUBGROUPS KV_I8 NORMS_HEADS
+// variants: SUBGROUPS KV_I8 NORMS_HEADS PARTIAL
 // Attention of one token: a work-group for each key/value head and each PART positions of the sequence, for all the GROUP query
 // heads that share the keys. The part that ends last merges the results of all.
 // SUBGROUPS: the loads of a position are a power of two that divides a subgroup.
@@ -13,8 +13,9 @@ layout(constant_id = 8) const int NEOX = 1;
 layout(constant_id = 9) const int RUNS = 8;     // runs of adjacent positions: a power of two, from CHUNK / 8 to CHUNK
 layout(constant_id = 10) const int CHUNK = 32;  // positions that are looked at together
 layout(constant_id = 12) const int WINDOW = 0;
-layout(constant_id = 13) const int ROTATED = 0;  // pairs of a head; 0: all
-const int TURNED = ROTATED > 0 ? ROTATED : DIM / 2;
+#if PARTIAL
+layout(constant_id = 13) const int TURNED = 0;  // pairs of a head that are rotated
+#endif
 #if !SUBGROUPS
 layout(constant_id = 11) const int POOL = 64;   // keys, and later the runs' sums
 #endif

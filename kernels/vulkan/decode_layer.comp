@@ -48,7 +48,6 @@ layout(push_constant) uniform Push { int seq_len, block_table, max_blocks; float
 const int ROPE = 1, kv_heads = KV_HEADS;
 #define KV_I8 0  // a layer of one launch takes no int8 cache
 #define NORMS_HEADS 0
-const int TURNED = DIM / 2;
 #include "attention_lanes.glsl"
 #include "ternary_row.glsl"
 const uint ATTENTION = KV_HEADS * GROUP * DIM, QKV = ATTENTION + 2 * KV_HEADS * DIM;

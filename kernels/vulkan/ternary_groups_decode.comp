@@ -17,9 +17,8 @@ layout(constant_id = 11) const int TERM_PITCH = 17;  // of a row's terms: odd, a
 BUFFER(3, readonly, uvec4, codes);
 BUFFER(4, readonly, uint, w_scale);  // two f16 each
 BUFFER(5, , float, result);
-layout(constant_id = 12) const int TURNS = 1;
 #if CONV
-layout(constant_id = 13) const int TAPS = 4;
+layout(constant_id = 12) const int TAPS = 4;
 BUFFER(6, readonly, int, step_data);
 BUFFER(7, readonly, float, taps);
 BUFFER(8, , float, state);
@@ -28,63 +27,33 @@ layout(push_constant) uniform Push { float eps; int rows, token_seq, state_from,
 #else
 layout(push_constant) uniform Push { float eps; int rows; };
 #endif
-const uint EACH_ROW = (CHUNKS + LANES - 1) / LANES;  // chunks of an invocation in a row
+const int EARLY = (CHUNKS + LANES - 1) / LANES;  // chunks of an invocation, of which up to 8 are loaded early
 const uint COUNT = COLS / GROUP;
-const uint SLOTS = WG / LANES;                              // rows of a work-group at a time, and as many second ones
-const uint UNITS = TURNS * EACH_ROW;                        // chunks of an invocation in all its rows, of which two are on their way
+const uint SLOTS = WG / LANES;                              // rows, or pairs of rows, of a work-group
 const uint SHARERS = GROUP > 128 ? GROUP / 64 : 2;          // chunks of a group, or of the groups of a block
-shared float terms[2 * TURNS * SLOTS * TERM_PITCH];
+shared float terms[(1 + GLU) * SLOTS * TERM_PITCH];
 #include "ternary_input.glsl"
 #include "signed_codes.glsl"
 
-uint n0, outs, part, slot;
-
-// Codes of the same columns of two rows, and the words with their scales.
-struct Chunks {
-    uvec4 one, other;
-    uint unit, other_unit;
-};
-
-// The row of a turn, or the one that takes the same columns along: `up` where W holds gates and ups.
-uint row_of(uint turn, uint which) {
-    uint n = n0 + ((GLU != 0 ? turn : 2 * turn + which) * SLOTS + slot);
-    return min(n, outs - 1) + (GLU != 0 ? which * outs : 0);
+// The scale of row n's group s.
+float unit_of(uint n, uint s) {
+    uint at = n * COUNT + min(s, COUNT - 1);
+    return scale_in(w_scale[at / 2], at);
 }
 
-uint scale_at(uint n, uint chunk) { return n * COUNT + min(chunk / SHARERS * EACH, COUNT - 1); }
-
-// The scale of group j of the block that the chunk belongs to.
-float unit_of(uint word, uint n, uint chunk, uint j) {
-    uint at = n * COUNT + min(chunk / SHARERS * EACH + j, COUNT - 1);
-    return scale_in(EACH == 1 ? word : w_scale[at / 2], at);
-}
-
-Chunks fetch(uint unit) {
-    uint turn = unit / EACH_ROW, chunk = min(part + unit % EACH_ROW * LANES, CHUNKS - 1);
-    uint one = row_of(turn, 0), other = row_of(turn, 1);
-    uint place = scale_at(one, chunk) / 2, other_place = scale_at(other, chunk) / 2;
-    return Chunks(codes[one * CHUNKS + chunk], codes[other * CHUNKS + chunk], w_scale[place], w_scale[other_place]);
-}
-
-// Puts the terms of a chunk of two rows where they belong; all invocations of a row call it.
-void multiply(Chunks of, uint turn, uint chunk) {
-    uvec4 weights = signed_codes(of.one), others = signed_codes(of.other);
+// Puts the terms of a chunk of row n where they belong; all invocations of a row call it.
+void multiply(uvec4 words, uint chunk, uint n, uint slot) {
+    int sums[EACH];
+    uvec4 weights = signed_codes(words);
     [[unroll]] for (uint j = 0; j < EACH; j++) {
-        ivec2 sum = ivec2(0);
-        [[unroll]] for (uint p = j * (4 / EACH); p < (j + 1) * (4 / EACH); p++) {
-            if (chunk < CHUNKS) {
-                uvec4 quads = x_quads[p * PITCH + chunk];
-                sum.x = product(weights << 2 * p, TOP_PAIRS, quads, sum.x);
-                sum.y = product(others << 2 * p, TOP_PAIRS, quads, sum.y);
-            }
-        }
-        for (uint apart = 1; apart < SHARERS; apart *= 2) sum += subgroupShuffleXor(sum, apart);
+        sums[j] = 0;
+        [[unroll]] for (uint p = j * (4 / EACH); p < (j + 1) * (4 / EACH); p++)
+            if (chunk < CHUNKS) sums[j] = product(weights << 2 * p, TOP_PAIRS, x_quads[p * PITCH + chunk], sums[j]);
+        for (uint apart = 1; apart < SHARERS; apart *= 2) sums[j] += subgroupShuffleXor(sums[j], apart);
         uint s = chunk / SHARERS * EACH + j;
         if (chunk % SHARERS == 0 && s < COUNT) {
-            vec2 scales = vec2(unit_of(of.unit, row_of(turn, 0), chunk, j), unit_of(of.other_unit, row_of(turn, 1), chunk, j));
-            precise vec2 term = vec2(sum) * scales;
-            terms[(2 * turn * SLOTS + slot) * TERM_PITCH + s] = term.x;
-            terms[((2 * turn + 1) * SLOTS + slot) * TERM_PITCH + s] = term.y;
+            precise float term = float(sums[j]) * unit_of(n, s);
+            terms[slot * TERM_PITCH + s] = term;
         }
     }
 }
@@ -126,29 +95,35 @@ float convolved(uint n, float earlier, float value) {
 #endif
 
 KERNEL(ternary_groups_decode) {
-    uint lane = LANE;
-    part = lane % LANES, slot = lane / LANES;
-    outs = GLU != 0 ? rows / 2 : rows;
-    const uint each = (2 - GLU) * TURNS * SLOTS;  // results of a work-group
-    n0 = gl_WorkGroupID.x * each;
-    Chunks now, soon = fetch(0), later = fetch(min(1, UNITS - 1));
+    uint lane = LANE, part = lane % LANES, slot = lane / LANES;
+    uint outs = GLU != 0 ? rows / 2 : rows, n0 = gl_WorkGroupID.x * SLOTS, n = min(n0 + slot, outs - 1);
+    uint row = n * CHUNKS, up = GLU != 0 ? row + outs * CHUNKS : row;
+#define FETCH(i) if (i < EARLY) { \
+        uint chunk = min(part + i * LANES, CHUNKS - 1); \
+        first[i] = codes[row + chunk]; \
+        second[i] = GLU != 0 ? codes[up + chunk] : uvec4(0); \
+    }
+    REPEAT_8(FETCH)
 #if CONV
-    float earlier = lane < each && n0 + lane < outs ? earlier_taps(n0 + lane) : 0.0;
+    float earlier = lane < SLOTS && n0 + lane < outs ? earlier_taps(n0 + lane) : 0.0;
 #endif
     float factor = take_x(lane) * UNFOLD;
-    [[dont_unroll]] for (uint unit = 0; unit < UNITS; unit++) {
-        now = soon;
-        soon = later;
-        later = fetch(min(unit + 2, UNITS - 1));
-        multiply(now, unit / EACH_ROW, part + unit % EACH_ROW * LANES);
+#define MULTIPLY(i) if (i < EARLY) { \
+        multiply(first[i], part + i * LANES, n, slot); \
+        if (GLU != 0) multiply(second[i], part + i * LANES, n + outs, SLOTS + slot); \
+    }
+    REPEAT_8(MULTIPLY)
+    for (uint i = 8; i < EARLY; i++) {
+        uint chunk = part + i * LANES, at = min(chunk, CHUNKS - 1);
+        multiply(codes[row + at], chunk, n, slot);
+        if (GLU != 0) multiply(codes[up + at], chunk, n + outs, SLOTS + slot);
     }
     barrier();
-    uint n = n0 + lane;
-    if (lane >= each || n >= outs) return;
-    uint at = GLU != 0 ? lane + lane / SLOTS * SLOTS : lane;
-    precise float value = total_of(at) * factor;
+    n = n0 + lane;
+    if (lane >= SLOTS || n >= outs) return;
+    precise float value = total_of(lane) * factor;
     if (GLU != 0) {
-        precise float other = total_of(at + SLOTS) * factor;
+        precise float other = total_of(SLOTS + lane) * factor;
         value = act(value, RELU2 != 0) * other;
     }
 #if CONV

@@ -28,12 +28,12 @@ float take_x(uint lane) {
     barrier();
     int sum = 0;
     if (COLS % 16 == 0) {  // vectors of codes stay whole, and several are on their way
-        [[dont_unroll]] for (uint from = lane; from < 4 * CHUNKS; from += 4 * WG) {
-            uvec4 words[4];
+        for (uint from = lane; from < 4 * CHUNKS; from += 8 * WG) {
+            uvec4 words[8];
 #define ASK(i) words[i] = from + i * WG < COLS / 16 ? x[from + i * WG] : uvec4(0);
-            REPEAT_4(ASK)
+            REPEAT_8(ASK)
 #define KEEP(i) if (from + i * WG < 4 * CHUNKS) sum += put_vector(from + i * WG, words[i]);
-            REPEAT_4(KEEP)
+            REPEAT_8(KEEP)
         }
     } else {
         for (uint i = lane; i < 16 * CHUNKS; i += WG) sum += put(i, i < QUADS ? x[i / 4][i % 4] : 0, CHUNKS, PITCH);

@@ -143,7 +143,6 @@ DEFECTS: list[tuple[str, str, str, Check]] = [
     ("transform_quant", "dot(y, y);\n                barrier();", "dot(y, y);", HEADS),
     ("ternary_groups_decode", "for (; s < end; s++)", "for (; s < end - 1; s++)", ROW),
     ("ternary_groups_decode", "i / 8 * 2 + i % 2] = words", "i / 8 * 2] = words", ROW),
-    ("ternary_groups_decode", "of.other_unit, row_of(turn, 1)", "of.unit, row_of(turn, 0)", ROW),
     ("ternary_groups_decode", "if (j > 0) state[(to + j - 1)", "if (j > 0) state[(to + j)", MODEL),
     (
         "ternary_groups_decode",

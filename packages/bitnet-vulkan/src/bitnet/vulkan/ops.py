@@ -59,8 +59,6 @@ TILE_M, TILE_N, TILE_GROUP = 32, 64, 128
 """Sizes of the tiled product, as in its source."""
 MATRIX_TILE = 64
 """Tokens of a work-group of attention_mma."""
-DECODE_GROUPS_EACH, MAX_TURNS = 4, 4
-"""Work-groups of ternary_groups_decode that a processor is to run at a time, and how often one takes rows at most."""
 DECODE_GROUPS = (64, 128, 256)
 """Columns of a group of ternary_groups_decode."""
 LONG_ROW = 64
@@ -224,25 +222,12 @@ class VulkanOps:
         """Whether ternary_decode or ternary_groups_decode takes a product: of one token that fits shared memory, beside
         what reductions take."""
         w = ctx.ternary(op.weights)
-        if w.group is not None and not self._shares_groups(w):
-            return False
-        return bucket.tokens == 1 and self._decode_space(w, 1) <= self._hardware.shared
-
-    def _decode_space(self, w: TernaryBuffer, turns: int) -> int:
-        """Bytes of shared memory of a product of one token: for its row, for reductions, and for terms of groups."""
         space = pitch(w.row_bytes // 16) * 64 + 16 * self._group + 64
         if w.group is not None:
-            space += 2 * turns * self._gemv_group // self._lanes(w) * (w.cols // w.group | 1) * 4
-        return space
-
-    def _turns(self, w: TernaryBuffer, batches: int) -> int:
-        """How often a work-group of ternary_groups_decode takes rows, of which there are so many batches: so that all
-        work-groups run at once, if the device says how many that are."""
-        wanted = ceil_div(batches, max(self._hardware.processors, 1) * DECODE_GROUPS_EACH)
-        wanted = min(wanted if self._hardware.processors else 1, MAX_TURNS, self._lanes(w) // 2)
-        while wanted > 1 and self._decode_space(w, wanted) > self._hardware.shared:
-            wanted -= 1
-        return wanted
+            if not self._shares_groups(w):
+                return False
+            space += 2 * self._group // self._lanes(w) * (w.cols // w.group | 1) * 4
+        return bucket.tokens == 1 and space <= self._hardware.shared
 
     def _shares_groups(self, w: TernaryBuffer) -> bool:
         """Whether ternary_groups_decode supports the groups: a row's invocations are in one subgroup, and all rows are
@@ -269,18 +254,15 @@ class VulkanOps:
         args: tuple[Arg, ...] = (source.x, source.scale or source.x, source.gain(ctx), w.codes, w.scales, out)
         args = (*args, np.float32(source.eps), np.int32(w.rows))
         rows = w.rows // 2 if activation else w.rows
+        grid = (ceil_div(rows, self._group // defines["LANES"]), 1, 1)
         if w.group is not None:
-            sizes, batches = group_defines(w), ceil_div(w.rows, 2 * self._gemv_group // defines["LANES"])
-            turns = self._turns(w, batches)
+            sizes = group_defines(w)
             defines |= {"GROUP": sizes["GROUP"], "EACH": sizes["EACH"], "TERM_PITCH": w.cols // w.group | 1}
-            defines["TURNS"] = turns
-            grid = (ceil_div(batches, turns), 1, 1)
             if conv is not None:
                 defines |= {"CONV": 1, "TAPS": ctx.program.weights[conv.weight].shape[1]}
                 where = (ctx.offset(name) for name in ("token_seq", "state_from", "state_to"))
                 args = (*args, ctx.step, ctx.dense(conv.weight).data, ctx.state(conv.state), *where)
-            return launch("ternary_groups_decode", grid, self._gemv_group, args, defines)
-        grid = (ceil_div(rows, self._group // defines["LANES"]), 1, 1)
+            return launch("ternary_groups_decode", grid, self._group, args, defines)
         return launch("ternary_decode", grid, self._group, args, defines)
 
     def _lanes(self, w: TernaryBuffer) -> int:
@@ -331,7 +313,7 @@ class VulkanOps:
         inputs = attention_inputs(ctx, op, rope, ctx.tensors[op.qkv])
         args: tuple[Arg, ...] = (step, *inputs, ctx.tensors[op.out], parts, arrivals, *place, np.int32(op.kv_heads))
         if rope is not None and (part_of := part_defines(ctx, rope)):
-            defines["ROTATED"] = part_of["PAIRS"]
+            defines |= {"PARTIAL": 1, "TURNED": part_of["PAIRS"]}
         if self._norms_heads(rope):
             args, defines = (*args, *head_norm_inputs(ctx, rope, step)), defines | {"NORMS_HEADS": 1}
         grid = (op.kv_heads, bucket.tokens, most)
