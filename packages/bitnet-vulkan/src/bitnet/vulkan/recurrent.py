@@ -5,7 +5,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Protocol
 
 import numpy as np
 
@@ -15,28 +14,12 @@ from bitnet.core.gpu.ops import RowOps, activation_defines, ceil_div
 from bitnet.core.gpu.ops.products import ProductInput, glu_products
 from bitnet.core.gpu.ops.recurrent import Quantising, Transforming
 from bitnet.core.gpu.ops.variants import Transformed, recurrent_variants
-from bitnet.core.hal import CausalConv, DeltaGates, Embed, GatedQuant, GluNormQuant, NormQuant, NormRows, TernaryMatmul
+from bitnet.core.hal import DeltaGates, Embed, GatedQuant, GluNormQuant, NormQuant, NormRows, TernaryMatmul
 from bitnet.vulkan.hardware import Hardware
 
 GROUP, TURN = 256, 1024
 """Invocations of transform_quant, which has a multiple of them, and columns that so many take at a time: the largest
 block, and a multiple of a normed head."""
-
-
-class Decode(Protocol):
-    """A product of one token, whose results may be activated or convolved."""
-
-    def __call__(
-        self,
-        ctx: Context,
-        op: TernaryMatmul,
-        bucket: Bucket,
-        source: ProductInput,
-        out: Buffer,
-        *,
-        activation: str = "",
-        conv: CausalConv | None = None,
-    ) -> Launch: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,13 +28,14 @@ class RecurrentLaunches:
 
     Attributes:
         plain: The entries of operations without transforms.
+        decode: A product of one token, whose results may be activated or convolved.
         quantises: Whether ``decode`` takes a product of one token.
     """
 
     hardware: Hardware
     rows: RowOps
     plain: Dispatch
-    decode: Decode
+    decode: Callable[..., Launch]
     quantises: Callable[[Context, TernaryMatmul, Bucket], bool]
 
     def table(self) -> Dispatch:
