@@ -54,6 +54,12 @@ _PRODUCT_ENDS: list[Choices] = [
 ]
 _ACTIVATIONS: list[Choices] = [{"RELU2": 0, "GELU": 1}, {"RELU2": 0}, {"RELU2": 1}]
 """As of the types, the first entry names every constant."""
+_QUANTISED: list[Choices] = [
+    *crossed(crossed([{"KIND": 1, "GATES": 0}], each("NORM")), _ACTIVATIONS),
+    *crossed([{"KIND": 0, "GATES": 0}, {"KIND": 2, "GATES": 0}], each("NORM")),
+    {"KIND": 0, "GATES": 1, "NORM": 1},
+]
+"""Here, too."""
 _ROTATIONS: list[Choices] = [{"ROPE": 0, "NEOX": 0}, {"ROPE": 1, "NEOX": 0}, {"ROPE": 1, "NEOX": 1}]
 
 _XMX: list[Choices] = [{"XMX": 1, "SG": 8}, {"XMX": 1, "SG": 16}]
@@ -114,6 +120,9 @@ FAMILIES: Mapping[str, Family] = {
         ("WG", "COLS", "ROW_BYTES", "GROUP", "EACH", "LANES", "HELD", "TOKENS"),
         crossed([{"INPUT": n} for n in range(3)], _PRODUCT_ENDS),
         dots=True,
+    ),
+    "transform_quant": Family(
+        ("WG", "DIM", "PASSES", "BITS", "SIGNS", "HEAD", "SILU", "UNTILE", "TOKENS"), _QUANTISED, dots=True
     ),
 }
 """By the source's file, without its ending."""

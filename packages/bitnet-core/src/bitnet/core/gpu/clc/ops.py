@@ -15,6 +15,7 @@ import numpy as np
 from bitnet.core.gpu.clc.abilities import Abilities
 from bitnet.core.gpu.clc.attention import DECODE_TOKENS
 from bitnet.core.gpu.clc.products import MAX_GROUP
+from bitnet.core.gpu.clc.recurrent import RecurrentLaunches
 from bitnet.core.gpu.clc.vendors import VENDORS, Vendor
 from bitnet.core.gpu.context import Bucket, Context, Dispatch
 from bitnet.core.gpu.drivers.interface import Buffer, Launch
@@ -30,7 +31,6 @@ from bitnet.core.gpu.ops.variants import (
     WindowedAttention,
     embedder_variants,
     expert_variants,
-    recurrent_variants,
     variants,
 )
 from bitnet.core.gpu.sources import KernelSources
@@ -115,7 +115,7 @@ class ClcOps:
         self._table = {
             **self._table,
             **embedder_variants(self._rows, self._table, self._product),
-            **recurrent_variants(self._rows, self._table),
+            **RecurrentLaunches(abilities, self._products, self._rows, self._table).table(),
         }
 
     def lowering(self) -> Lowering:
