@@ -5,10 +5,12 @@
 // terms of its EACH groups in local memory, where one work-item a result adds them up. At each bit pair a chunk of 16 bytes holds
 // 16 neighbours of K: pair 3 (the top) of the two chunks of a block weights k..k+31, pair 2 those 32 further, and so on.
 //
-// INPUT and GLU as in ternary_decode. With GLU, HELD is 2: a gate and its up.
+// INPUT and GLU as in ternary_decode. With GLU, HELD is 2: a gate and its up. With PAIR, the work-groups of the second matrix are behind
+// those of the first.
 #pragma OPENCL FP_CONTRACT OFF  // the contract rounds each product and each sum separately
 #include "groups.clh"
 #include "quantized.clh"
+#include "pair.clh"
 
 #define BLOCKS ((GROUP + 127) / 128) /* blocks of a unit */
 #define PIECES (2 * BLOCKS) /* chunks of a unit */
@@ -33,10 +35,9 @@ inline int dot16(uint4 w, uint4 x, int sum) {
     return dot4_signed(w.w, x.w, dot4_signed(w.z, x.z, dot4_signed(w.y, x.y, dot4_signed(w.x, x.x, sum))));
 }
 
-// Row r of those in W that a work-item holds, where `slot` is the number of the first.
-inline int row_of(int slot, int r, int rows) {
-    return GLU ? min((int)get_group_id(0) * OUTS + slot / 2, rows / 2 - 1) + r * (rows / 2)
-               : min((int)get_group_id(0) * OUTS + slot + r, rows - 1);
+// Row r of those in W that a work-item holds, where `slot` is the number of the first, and `group` the number of the work-group.
+inline int row_of(int group, int slot, int r, int rows) {
+    return GLU ? min(group * OUTS + slot / 2, rows / 2 - 1) + r * (rows / 2) : min(group * OUTS + slot + r, rows - 1);
 }
 
 // The sum of a row's terms in their order, times the factor of its token. A term times 1 is the term: Intel's compiler for CPUs would add
@@ -49,10 +50,15 @@ inline float scaled(local const float *terms, float factor) {
 
 kernel __attribute__((reqd_work_group_size(WG, 1, 1))) void ternary_groups(
     global const int *step, global const void *input, global const float *scale, global const int *x_sums,
-    global const float *norm, float eps, global const uint4 *codes, global const half *w_scale, global float *out, int rows) {
+    global const float *norm, float eps, global const uint4 *codes, global const half *w_scale, global float *out, int rows
+        PAIR_ARGS(uint4, half)) {
     local float terms[ROWS * TOKENS * PITCH];
     int item = get_local_id(0), lane = item % LANES, slot = item / LANES * HELD, tokens = STEP_TOKENS(step);
-    int token = get_group_id(1) * TOKENS;
+    int token = get_group_id(1) * TOKENS, group = get_group_id(0);
+#if PAIR
+    int convolves = group < (rows + OUTS - 1) / OUTS;
+    if (!convolves) group -= (rows + OUTS - 1) / OUTS, codes = codes2, w_scale = w_scale2, out = out2, rows = rows2;
+#endif
 #if GPU
     if (token >= tokens) return;
     int units = UNITS;
@@ -69,7 +75,7 @@ kernel __attribute__((reqd_work_group_size(WG, 1, 1))) void ternary_groups(
         for (int r = 0; r < HELD; r++)
             UNROLL
             for (int p = 0; p < PIECES; p++)
-                held[r][i][p] = codes[(size_t)row_of(slot, r, rows) * CHUNKS + min((lane + i * LANES) * PIECES + p, CHUNKS - 1)];
+                held[r][i][p] = codes[(size_t)row_of(group, slot, r, rows) * CHUNKS + min((lane + i * LANES) * PIECES + p, CHUNKS - 1)];
     float x_scale = quantized(input, (global const float4 *)norm, eps, (local uint *)x, scratch).x;
 #endif
     for (int part = 0; part < TOKENS; part += AT_ONCE) {
@@ -96,7 +102,7 @@ kernel __attribute__((reqd_work_group_size(WG, 1, 1))) void ternary_groups(
 #if INPUT
                     uint4 c = held[r][i][2 * b], d = held[r][i][2 * b + 1];
 #else
-                    global const uint4 *row = codes + (size_t)row_of(slot, r, rows) * CHUNKS + 2 * block;
+                    global const uint4 *row = codes + (size_t)row_of(group, slot, r, rows) * CHUNKS + 2 * block;
                     uint4 c = row[0], d = row[1];
 #endif
                     low[r] = SIGNED_CODES(c), high[r] = SIGNED_CODES(d);
@@ -124,7 +130,7 @@ kernel __attribute__((reqd_work_group_size(WG, 1, 1))) void ternary_groups(
                 for (int j = 0; j < EACH; j++) {
                     int s = unit * EACH + j;
                     if (s >= COUNT) continue;
-                    float w = vload_half((size_t)row_of(slot, r, rows) * COUNT + s, w_scale);
+                    float w = vload_half((size_t)row_of(group, slot, r, rows) * COUNT + s, w_scale);
                     UNROLL
                     for (int t = 0; t < AT_ONCE; t++) terms[((slot + r) * TOKENS + part + t) * PITCH + s] = (float)found[r][t][j] * w;
                 }
@@ -132,7 +138,7 @@ kernel __attribute__((reqd_work_group_size(WG, 1, 1))) void ternary_groups(
     }
     barrier(CLK_LOCAL_MEM_FENCE);
     for (int i = item; i < OUTS * TOKENS; i += WG) {
-        int m = token + i % TOKENS, n = i / TOKENS, to = get_group_id(0) * OUTS + n, outs = rows / (1 + GLU);
+        int m = token + i % TOKENS, n = i / TOKENS, to = group * OUTS + n, outs = rows / (1 + GLU);
         if (m >= tokens || to >= outs) continue;
 #if !INPUT
         float x_scale = scale[m];
@@ -143,6 +149,13 @@ kernel __attribute__((reqd_work_group_size(WG, 1, 1))) void ternary_groups(
         out[(size_t)m * outs + to] = act(value) * scaled(first + TOKENS * PITCH, x_scale * UNFOLD);
 #elif ADD
         out[(size_t)m * outs + to] += value;
+#elif PAIR
+        float before[TAPS - 1], weights[TAPS];
+        if (convolves) {
+            fetch_column(before, weights, step, token_seq, state_from, state_to, m, to, conv_weight, conv_state, rows);
+            value = convolved(before, weights, step, token_seq, state_to, m, to, conv_state, rows, value);
+        }
+        out[(size_t)m * rows + to] = value;
 #else
         out[(size_t)m * outs + to] = value;
 #endif

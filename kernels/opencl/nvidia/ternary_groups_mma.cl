@@ -8,6 +8,8 @@
 // TABLE: dense_matmul of a ternary table for up to TOKENS rows, whose elements are three digits each, from table_digits: a row takes a
 // pass, its digits take the places of tokens, and `scale` has the value of a unit for each row and group. KSPLIT is 1.
 //
+// PAIR: the tiles of the second matrix are behind those of the first, whose rows are a multiple of 16.
+//
 // KSPLIT warps take the steps of a tile by turns. With one, a work-item adds the terms of its rows and tokens as they come. With
 // more, the terms of SPAN steps of each warp go through local memory, where one work-item adds those of two rows and a token.
 #include "nvidia/warps.clh"
@@ -20,6 +22,7 @@
 #include "groups.clh"
 #include "group_terms.clh"
 #include "nvidia/ternary_tile.clh"
+#include "pair.clh"
 
 #define STEPS ((CHUNKS + 3) / 4)
 #define ITERS ((STEPS + KSPLIT - 1) / KSPLIT)
@@ -75,7 +78,8 @@ inline int sum_of(int first, int second, int g) {
 
 kernel __attribute__((reqd_work_group_size(THREADS, 1, 1))) OF_WARPS void ternary_groups_mma(
     global const int *step, global const void *input, global const float *scale, global const int *x_sums,
-    global const float *norm, float eps, global const uint4 *codes, global const ushort *w_scale, global float *out, int rows) {
+    global const float *norm, float eps, global const uint4 *codes, global const ushort *w_scale, global float *out, int rows
+        PAIR_ARGS(uint4, ushort)) {
     int item = get_local_id(0), warp = item / WARP, lane = item % WARP, group = lane / 4, quarter = lane % 4;
     int slot = warp / KSPLIT, part = warp % KSPLIT, tile = get_group_id(0) * TILES + slot;
 #if TABLE
@@ -83,6 +87,10 @@ kernel __attribute__((reqd_work_group_size(THREADS, 1, 1))) OF_WARPS void ternar
     if (tokens <= 0) return;
 #else
     int tokens = STEP_TOKENS(step);
+#endif
+#if PAIR
+    int first_tiles = rows / 16, convolves = tile < first_tiles;
+    if (!convolves) tile -= first_tiles, codes = codes2, w_scale = w_scale2, out = out2, rows = rows2;
 #endif
     int2 at = min(tile_rows(tile, rows, GLU), rows - 1);
     global const uint4 *codes_low = codes + (size_t)at.x * CHUNKS, *codes_high = codes + (size_t)at.y * CHUNKS;
@@ -123,6 +131,17 @@ kernel __attribute__((reqd_work_group_size(THREADS, 1, 1))) OF_WARPS void ternar
         old[n][1] = STORES(n) && to.y < rows ? out[(size_t)TOKEN(n) * rows + to.y] : 0.0f;
 #endif
     }
+#if PAIR
+    float before[RESULTS][2][TAPS - 1], weights[RESULTS][2][TAPS];
+    UNROLL
+    for (int n = 0; n < RESULTS; n++) {
+        if (!STORES(n) || !convolves) continue;
+        UNROLL
+        for (int h = 0; h < 2; h++)
+            fetch_column(before[n][h], weights[n][h], step, token_seq, state_from, state_to, TOKEN(n), h ? to.y : to.x, conv_weight,
+                         conv_state, rows);
+    }
+#endif
 
 #if INPUT
     local uint4 x[X_WORDS(CHUNKS) / 4];
@@ -223,6 +242,12 @@ kernel __attribute__((reqd_work_group_size(THREADS, 1, 1))) OF_WARPS void ternar
         if (to.x < rows) out[(size_t)TOKEN(n) * rows + to.x] = old[n][0] + value_low;
         if (to.y < rows) out[(size_t)TOKEN(n) * rows + to.y] = old[n][1] + value_high;
 #else
+#if PAIR
+        if (convolves) {
+            value_low = convolved(before[n][0], weights[n][0], step, token_seq, state_to, TOKEN(n), to.x, conv_state, rows, value_low);
+            value_high = convolved(before[n][1], weights[n][1], step, token_seq, state_to, TOKEN(n), to.y, conv_state, rows, value_high);
+        }
+#endif
 #if TABLE
         global float *row = out + (size_t)(first_row + n) * rows;
 #else

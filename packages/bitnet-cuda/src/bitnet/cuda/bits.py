@@ -6,9 +6,9 @@ from typing import NamedTuple
 
 from bitnet.core.gpu import Buffer, Context, KernelSpec, Launch, TernaryBuffer
 from bitnet.core.gpu.ops import ceil_div
+from bitnet.core.gpu.ops.pairs import Pair
 from bitnet.core.gpu.ops.products import ProductInput, product_args, product_defines
 from bitnet.core.hal import TernaryMatmul
-from bitnet.cuda.pairs import Pair
 from bitnet.cuda.tiles import ALIGNMENT, PANEL, TiledMatrix
 from bitnet.cuda.weights import ternary
 

@@ -7,9 +7,9 @@ from typing import NamedTuple
 
 from bitnet.core.gpu import Buffer, Context, KernelSpec, Launch, TernaryBuffer
 from bitnet.core.gpu.ops import ceil_div
+from bitnet.core.gpu.ops.pairs import Pair
 from bitnet.core.gpu.ops.products import product_defines, tiled_args
 from bitnet.core.hal import TernaryMatmul
-from bitnet.cuda.pairs import Pair
 from bitnet.cuda.weights import ternary
 
 ROWS, STEP = 16, 256

@@ -11,12 +11,12 @@ from bitnet.core.gpu import Arg, Bucket, Buffer, Context, DenseBuffer, KernelSpe
 from bitnet.core.gpu.fusions import NormHead
 from bitnet.core.gpu.ops import ceil_div, power_of_two
 from bitnet.core.gpu.ops.head import unnormed
+from bitnet.core.gpu.ops.pairs import Pair
 from bitnet.core.gpu.ops.products import ProductInput, product_args, product_defines, quantised, row_sums, tiled_args
 from bitnet.core.gpu.ops.scaled import group_product
 from bitnet.core.hal import DenseMatmul, TernaryMatmul
 from bitnet.cuda.bits import bits_product, bits_shape
 from bitnet.cuda.few import FewShape, few_product, few_shape
-from bitnet.cuda.pairs import Pair
 from bitnet.cuda.planes import codes_of
 from bitnet.cuda.slices import SliceShape, slice_product, slice_shape
 from bitnet.cuda.tiles import ALIGNMENT, MANY_TOKENS, PANEL, TILES, ProductTile, TiledMatrix, group_tile, product_tile

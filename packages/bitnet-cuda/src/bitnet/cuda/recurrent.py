@@ -10,6 +10,7 @@ import numpy as np
 from bitnet.core.gpu import Arg, Bucket, Buffer, Context, Dispatch, KernelSpec, Launch
 from bitnet.core.gpu.fusions import RecurrentInputs
 from bitnet.core.gpu.ops import RowOps, activation_defines, ceil_div
+from bitnet.core.gpu.ops.pairs import pair_of
 from bitnet.core.gpu.ops.products import row_sums
 from bitnet.core.gpu.ops.recurrent import Quantising, Transforming
 from bitnet.core.gpu.ops.variants import Transformed, recurrent_variants
@@ -24,7 +25,6 @@ from bitnet.core.hal import (
     NormRows,
     TernaryMatmul,
 )
-from bitnet.cuda.pairs import pair_of
 from bitnet.cuda.planes import CHUNK, transforms
 from bitnet.cuda.products import (
     CLUSTERS,
@@ -112,7 +112,7 @@ class RecurrentLaunches:
         if bucket.tokens > DECODE_TOKENS or norm.transform is None or norm.weight is None or not transforms(ctx, norm):
             return None
         together = ctx.shape(norm.x)[1] <= MAX_GATES_WIDTH
-        pair = pair_of(ctx, group)
+        pair = pair_of(ctx, group, *(ternary(ctx, op.weights) for op in (group.mixed, group.gate)))
         product = self._products.pair(ctx, group.mixed, bucket, pair) if pair else None
         if not together and product is None:
             return None

@@ -117,8 +117,8 @@ FAMILIES: Mapping[str, Family] = {
     ),
     "ternary_gemm": Family(("COLS", "ROW_BYTES", "TX", "TY", "EACH_M"), each("ADD"), dots=True),
     "ternary_groups": Family(
-        ("WG", "COLS", "ROW_BYTES", "GROUP", "EACH", "LANES", "HELD", "TOKENS"),
-        crossed([{"INPUT": n} for n in range(3)], _PRODUCT_ENDS),
+        ("WG", "COLS", "ROW_BYTES", "GROUP", "EACH", "LANES", "HELD", "TOKENS", "TAPS"),
+        [{"PAIR": 1, "INPUT": 0, **_PRODUCT_ENDS[0]}, *crossed([{"INPUT": n} for n in range(3)], _PRODUCT_ENDS)],
         dots=True,
     ),
     "transform_quant": Family(

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 
 from bitnet.core.gpu.clc.products import (
     DECODE_TOKENS,
     Products,
     decode_defines,
+    paired,
     tiled_defines,
 )
 from bitnet.core.gpu.context import Bucket, Context
 from bitnet.core.gpu.drivers.interface import Buffer, KernelSpec, Launch
 from bitnet.core.gpu.ops import ceil_div, next_power_of_two, power_of_two
+from bitnet.core.gpu.ops.pairs import Pair
 from bitnet.core.gpu.ops.products import ProductInput, product_args, tiled_args
 from bitnet.core.gpu.ops.tables import row_digits, table_of
 from bitnet.core.gpu.weights import TernaryBuffer
@@ -74,6 +78,27 @@ class NvidiaProducts(Products):
         w = ctx.ternary(op.weights)
         if not self._decodes(w):
             return super().decode(ctx, op, bucket, source, out, activation=activation)
+        return self._decode(ctx, op, bucket, source, out, w, activation)
+
+    def pair(self, ctx: Context, op: TernaryMatmul, bucket: Bucket, pair: Pair) -> Launch:
+        if not self._decodes(pair.first):
+            return super().pair(ctx, op, bucket, pair)
+        both = replace(pair.first, rows=pair.first.rows + pair.second.rows)
+        x = ProductInput(ctx.tensors[op.x], scale=ctx.tensors[op.scale])
+        launch = self._decode(ctx, op, bucket, x, pair.convolved, both, "")
+        return paired(launch, launch.grid, pair)
+
+    def _decode(
+        self,
+        ctx: Context,
+        op: TernaryMatmul,
+        bucket: Bucket,
+        source: ProductInput,
+        out: Buffer,
+        w: TernaryBuffer,
+        activation: str,
+    ) -> Launch:
+        """A product of few tokens by matrix units, with work-groups for all rows of ``w``."""
         shape = self._decode_shape(w) if w.group is None else self._group_shape(w, bucket.tokens)
         tiles, split = shape["TILES"], shape["KSPLIT"]
         name = "ternary_decode_mma" if w.group is None else "ternary_groups_mma"

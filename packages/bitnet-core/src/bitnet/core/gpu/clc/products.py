@@ -10,6 +10,7 @@ from bitnet.core.gpu.clc.abilities import Abilities
 from bitnet.core.gpu.context import Bucket, Context
 from bitnet.core.gpu.drivers.interface import Buffer, KernelSpec, Launch
 from bitnet.core.gpu.ops import RowOps, ceil_div, power_of_two
+from bitnet.core.gpu.ops.pairs import Pair
 from bitnet.core.gpu.ops.products import ProductInput, product_args, product_defines, quantised, row_sums, tiled_args
 from bitnet.core.gpu.ops.scaled import TERMS, group_grid, group_layout, group_shape
 from bitnet.core.gpu.ops.tables import table_launches
@@ -71,6 +72,17 @@ class Products:
         groups = ceil_div(w.rows // times * lanes, self._group)
         defines = decode_defines(w, op, bucket, source, activation) | {"LANES": lanes}
         return self._rows.launch("ternary_decode", groups, product_args(ctx, op, source, out), defines=defines)
+
+    def pair(self, ctx: Context, op: TernaryMatmul, bucket: Bucket, pair: Pair) -> Launch:
+        """Two products of few tokens, and the convolution of the first one, which is ``op``."""
+        x = ProductInput(ctx.tensors[op.x], scale=ctx.tensors[op.scale])
+        launch, shape = (
+            self._groups(ctx, op, bucket, x, pair.convolved, activation=""),
+            group_shape(pair.first, bucket.tokens),
+        )
+        first, second = (group_grid(w, bucket.tokens, shape) for w in (pair.first, pair.second))
+        grid = (first[0] + second[0], first[1], 1)
+        return paired(launch, grid, pair)
 
     def tiled(self, ctx: Context, op: TernaryMatmul, bucket: Bucket, out: Buffer, *, activation: str = "") -> Launch:
         """A product of many tokens."""
@@ -183,3 +195,9 @@ def group_defines(w: TernaryBuffer) -> dict[str, int]:
 def tiled_defines(w: TernaryBuffer, op: TernaryMatmul) -> dict[str, int]:
     """Preprocessor constants of every kernel for products of many tokens."""
     return {"COLS": w.cols, "ROW_BYTES": w.row_bytes, "ADD": int(op.add), **group_defines(w)}
+
+
+def paired(launch: Launch, grid: tuple[int, int, int], pair: Pair) -> Launch:
+    """The launch of a first product with the second one's work-groups."""
+    kernel = replace(launch.kernel, defines=(*launch.kernel.defines, *pair.defines.items()))
+    return replace(launch, kernel=kernel, grid=grid, args=(*launch.args, *pair.args(pair.second.codes)))

@@ -3,9 +3,6 @@ quantises, and has the decays and strengths of the same rows."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass, replace
-
 import numpy as np
 
 from bitnet.core.gpu.clc.abilities import Abilities
@@ -14,10 +11,11 @@ from bitnet.core.gpu.context import Bucket, Context, Dispatch
 from bitnet.core.gpu.drivers.interface import Arg, Buffer, Launch, launch
 from bitnet.core.gpu.fusions import GatedTransform, RecurrentInputs
 from bitnet.core.gpu.ops import RowOps, activation_defines, ceil_div, next_power_of_two, power_of_two
+from bitnet.core.gpu.ops.pairs import pair_of
 from bitnet.core.gpu.ops.products import glu_products, row_sums
 from bitnet.core.gpu.ops.recurrent import Quantising, Transforming
 from bitnet.core.gpu.ops.variants import Transformed, recurrent_variants
-from bitnet.core.hal import CausalConv, DeltaGates, Embed, GatedQuant, GluNormQuant, NormQuant, NormRows
+from bitnet.core.hal import CausalConv, DeltaGates, Embed, GatedQuant, NormQuant, NormRows
 
 EACH = 16
 """Elements of a row that a work-item of transform_quant has in each pass."""
@@ -67,11 +65,15 @@ class RecurrentLaunches:
         return [*made, self.transform(ctx, glu, bucket, product)]
 
     def inputs(self, ctx: Context, group: RecurrentInputs, bucket: Bucket) -> list[Launch] | None:
-        """What a recurrent layer computes before the delta rule, its decays and strengths beside the norm."""
+        """What a recurrent layer computes before the delta rule: decays and strengths beside the norm, then both
+        products and the convolution."""
         norm = group.norm
         if bucket.tokens > DECODE_TOKENS or norm.weight is None or not self._transforms(ctx, norm):
             return None
         made = [self.transform(ctx, norm, bucket, gates=group.gates)]
+        pair = pair_of(ctx, group, *(ctx.ternary(op.weights) for op in (group.mixed, group.gate)))
+        if pair is not None:
+            return [*made, self._products.pair(ctx, group.mixed, bucket, pair)]
         for op in (group.mixed, group.gate):
             made += self._products.ternary_matmul(ctx, op, bucket)
         return [*made, *(self._shared[CausalConv](ctx, group.conv, bucket) or [])]

@@ -6,9 +6,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from bitnet.core.gpu import Arg, Buffer, Context
+from bitnet.core.gpu.context import Context
+from bitnet.core.gpu.drivers.interface import Arg, Buffer
 from bitnet.core.gpu.fusions import RecurrentInputs
-from bitnet.cuda.weights import Matrix, ternary
+from bitnet.core.gpu.weights import TernaryBuffer
 
 ROWS = 16
 """Rows of a tile, which must not have rows of both matrices."""
@@ -25,8 +26,8 @@ class Pair:
         where: Offsets of the step's fields that the convolution reads, its weight and its state.
     """
 
-    first: Matrix
-    second: Matrix
+    first: TernaryBuffer
+    second: TernaryBuffer
     convolved: Buffer
     out: Buffer
     taps: int
@@ -42,9 +43,9 @@ class Pair:
         return (codes, self.second.scales, self.out, np.int32(self.second.rows), *self.where)
 
 
-def pair_of(ctx: Context, group: RecurrentInputs) -> Pair | None:
-    """The products of a recurrent layer's inputs, or None if kernels cannot take them together."""
-    first, second, conv = ternary(ctx, group.mixed.weights), ternary(ctx, group.gate.weights), group.conv
+def pair_of(ctx: Context, group: RecurrentInputs, first: TernaryBuffer, second: TernaryBuffer) -> Pair | None:
+    """The products of a recurrent layer's inputs by these matrices, or None if kernels cannot take them together."""
+    conv = group.conv
     if (first.cols, first.group) != (second.cols, second.group) or first.group is None or first.rows % ROWS:
         return None
     where = tuple(ctx.offset(name) for name in ("token_seq", "state_from", "state_to"))
