@@ -39,7 +39,9 @@ OTHER_MODELS = (
 )
 """The same for operations of mixtures, hybrid models and embedders, weights of one bit and packed tables."""
 
-UNITS = "test_ternary_matmul_of_stacked or test_matrix_units or (test_heads and d64)"
+UNITS = (
+    "test_ternary_matmul_of_stacked or test_matrix_units or (test_heads and d64) or test_inputs_of_a_recurrent_layer"
+)
 """Tests that reach each of the kernels for matrix units."""
 
 XMX_UNITS = "test_ternary_matmul_of_stacked or test_attention_of_many_tokens or (test_a_model_of_such_heads and whole)"

@@ -8,13 +8,12 @@ import numpy as np
 import pytest
 
 from bitnet.core.gpu.clc import nvidia_layers
-from bitnet.core.hal import STATES, DenseMatmul, Device, Limits, SequenceStep, Step, StepLayout, run
+from bitnet.core.hal import DenseMatmul, Device, Limits, SequenceStep, Step, StepLayout, run
 from bitnet.core.testing import needs, oracle
 from bitnet.core.testing.attention import BOUND, Heads, Paged
 from bitnet.core.testing.base import DeviceTests
 from bitnet.core.testing.linear import Grouped, check_groups, uneven
 from bitnet.core.testing.model import BLOCK, TinyModel
-from bitnet.core.testing.recurrent_inputs import Inputs, check_inputs
 from bitnet.core.testing.rig import Rig, assert_products, assert_rel, dense, tensor, tokens
 from bitnet.core.testing.whole_model import END_TO_END, LIMITS, errors_of_logits
 from bitnet.opencl.backend import BACKEND
@@ -90,22 +89,6 @@ class TestMatrixUnits(DeviceTests):
         model = TinyModel(rng, **shape, sub_norms=False, activation="silu", group=64, head_norms=True)
         errors = errors_of_logits(device, model, "f16")
         assert np.max(errors) <= END_TO_END, f"errors of the rows are {errors}"
-
-    @needs(STATES)
-    @pytest.mark.parametrize(
-        "shape",
-        [
-            Inputs(1, 512, 96, 40, 3),
-            Inputs(3, 1536, 64, 5, 4, block=512),
-            Inputs(5, 1024, 48, 33, 7, block=1024),
-            Inputs(7, 768, 64, 64, 3, group=64, block=256),
-            Inputs(8, 512, 100, 70, 5, taps=3),
-        ],
-        ids=str,
-    )
-    def test_inputs_of_a_recurrent_layer(self, device: Device, rng: np.random.Generator, shape: Inputs) -> None:
-        """Norm with gates, and both products with the convolution, in a launch each; and where they need more."""
-        check_inputs(device, rng, shape)
 
     @needs("ptx-mma")
     def test_a_layer_of_groups_is_five_launches(self, device: Device, rng: np.random.Generator) -> None:

@@ -9,7 +9,9 @@ import pytest
 from bitnet.core.testing.mutant import Mutant
 
 SUITE = Path(__file__).with_name("test_conformance_opencl.py")
-BLOCKS = "test_norm_quant_of_a_transform and m2-blocks3-block32"
+BLOCKS = "test_norm_rows_of_a_transform and m2-blocks3-block32"
+QUANTISED, PASSES = (f"test_norm_quant_of_a_transform and {case}" for case in ("m2-blocks3-block32", "m2-blocks17"))
+INPUTS = "test_inputs_of_a_recurrent_layer and m=3"
 ROTATED = "test_attention_to_keys_with_a_rotated_part and i8"
 MUTANTS = (
     Mutant("an early tail", "int row = tokens - TAPS + 1 + r;", "int row = tokens - TAPS + r;", "causal_conv"),
@@ -31,6 +33,19 @@ MUTANTS = (
     ),
     Mutant("signs of the first block", "signs += SIGNS ? get_group_id(0) * BLOCK : 0;", "", BLOCKS),
     Mutant("heads that stay tiled", "if (UNTILE) to =", "if (0) to =", "test_gated_quant"),
+    Mutant(
+        "elements that nobody waits for",
+        "if (stage) {\n                barrier(CLK_LOCAL_MEM_FENCE);",
+        "if (stage) {",
+        QUANTISED,
+    ),
+    Mutant("a tile that is still read", "if (pass && !stage) barrier(CLK_LOCAL_MEM_FENCE);", "", PASSES),
+    Mutant("elements of the next row", "if (e < DIM) {", "if (1) {", f"{QUANTISED} and norm"),
+    Mutant("the first pass's signs", "y *= signs[e];", "y *= signs[e - pass * TILE];", PASSES),
+    Mutant("heads that a transform finds tiled", "h = UNTILE ?", "h = 0 ?", "test_gated_quant and 12"),
+    Mutant("gates of the first row", "gates + (size_t)token * 2 * heads", "gates", INPUTS),
+    Mutant("the second matrix's later rows", "group -= (rows + OUTS - 1) / OUTS, ", "", INPUTS),
+    Mutant("a tail that stays", "if (j) after[(size_t)(j - 1) * channels] = before[j];", "", INPUTS),
     Mutant("the whole head rotated", "if (i >= 2 * PAIRS) return head[i];", "", ROTATED),
 )
 

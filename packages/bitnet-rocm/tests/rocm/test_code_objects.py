@@ -51,7 +51,7 @@ SHAPES = {
     "embedder": {"heads": 4, "kv_heads": 2, "head_dim": 128, "ffn": 1024, "group": 64, "head_norms": True},
 }
 EMBEDDER = {"norm_values", "put_columns", "glu_norm_quant", "rope_append"}
-RECURRENT = {"causal_conv", "delta_gates", "delta_rule", "gated_values", "glu_values", "hadamard", "norm_values"}
+RECURRENT = {"causal_conv", "delta_gates", "delta_rule", "hadamard", "transform_quant"}
 OFTEN = [*((name, "demo") for name in OF_EACH_KIND), ("gfx90a", "2b4t"), ("gfx1100", "2b4t"), ("gfx1100", "qwen3")]
 OFTEN += [("gfx900", "rest"), ("gfx90a", "embedder"), ("gfx1100", "embedder")]
 SELDOM = [pair for pair in product((*OF_EACH_KIND, *OTHERS), SHAPES) if pair not in OFTEN]

@@ -28,6 +28,7 @@ from bitnet.core.testing import oracle, oracle_recurrent
 from bitnet.core.testing.base import DeviceTests
 from bitnet.core.testing.cases import Size, log_uniform, needs, over, pick
 from bitnet.core.testing.norms import check_codes, norm_weight, varied
+from bitnet.core.testing.recurrent_inputs import Inputs, check_inputs
 from bitnet.core.testing.rig import Array, Rig, assert_same_bits, assert_within, dense, tensor, tokens
 
 F64 = npt.NDArray[np.float64]
@@ -199,6 +200,21 @@ class RecurrentTests(DeviceTests):
         with Rig(device, [op], specs, weights, limits=Limits(m + 1)) as rig:
             out = rig.run(tokens(m), {"x": x}, ["out"])["out"]
         assert_within("out", out, *oracle_recurrent.delta_gates(x, named, 1e-6))
+
+    @needs(STATES)
+    @pytest.mark.parametrize(
+        "shape",
+        [
+            Inputs(1, 512, 96, 40, 3),
+            Inputs(3, 1536, 64, 5, 4, block=512),
+            Inputs(7, 768, 64, 64, 3, group=64, block=256),
+            Inputs(8, 512, 100, 70, 5, taps=3),
+        ],
+        ids=str,
+    )
+    def test_inputs_of_a_recurrent_layer(self, device: Device, rng: np.random.Generator, shape: Inputs) -> None:
+        """Norm, gates, both products and the convolution, in a program whose device may run them in fewer launches."""
+        check_inputs(device, rng, shape)
 
     @needs(STATES)
     @pytest.mark.parametrize("activation", ["silu", "sigmoid"])
