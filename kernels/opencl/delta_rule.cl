@@ -1,6 +1,6 @@
 // The gated delta rule, token by token. A work-group COLUMNS columns of a head's matrix, through all tokens of a sequence: they depend on
 // no other columns. PARTS work-items share the rows of a column, which they keep in registers, so that a step reads and writes the
-// state once. The norms of q and k are factors, found with the first sums.
+// state once. The norms of q and k are factors, found with the first sums. What the next token brings is fetched while one is computed.
 #define ROWS ((D_K + PARTS - 1) / PARTS)
 #define WIDTH (2 * K_HEADS * D_K + HEADS * D_V)
 
@@ -16,6 +16,20 @@ kernel __attribute__((reqd_work_group_size(COLUMNS *PARTS, 1, 1))) void delta_ru
     int source = there ? STATE_SOURCE(step, state_from, state_to, seq) : -1, inside = there && c < D_V;
     int k_head = TILED ? h % K_HEADS : h / (HEADS / K_HEADS);
     float s[ROWS], k[ROWS], q[ROWS];
+    float next_k[ROWS], next_q[ROWS], next_value, next_decay, next_strength;
+#define FETCH(m)                                                                                                                  \
+    {                                                                                                                             \
+        global const float *tokens = qkv + (size_t)(m) * WIDTH, *queries = tokens + k_head * D_K, *keys = queries + K_HEADS * D_K;       \
+        UNROLL                                                                                                                    \
+        for (int i = 0; i < ROWS; i++) {                                                                                          \
+            int row = i * PARTS + part;                                                                                           \
+            next_q[i] = row < D_K ? queries[row] : 0.0f;                                                                          \
+            next_k[i] = row < D_K ? keys[row] : 0.0f;                                                                             \
+        }                                                                                                                         \
+        next_value = inside ? tokens[2 * K_HEADS * D_K + h * D_V + c] : 0.0f;                                                     \
+        next_decay = gates[(size_t)(m) * 2 * HEADS + h], next_strength = gates[(size_t)(m) * 2 * HEADS + HEADS + h];              \
+    }
+    FETCH(begin)
     UNROLL
     for (int i = 0; i < ROWS; i++) {
         int row = i * PARTS + part;
@@ -23,17 +37,16 @@ kernel __attribute__((reqd_work_group_size(COLUMNS *PARTS, 1, 1))) void delta_ru
         s[i] = held ? state[(((size_t)source * HEADS + h) * D_K + row) * D_V + c] : 0.0f;
     }
     for (int m = begin; m < end; m++) {
-        global const float *tokens = qkv + (size_t)m * WIDTH, *queries = tokens + k_head * D_K, *keys = queries + K_HEADS * D_K;
         float sum = 0.0f;
         float2 squares = (float2)(0.0f, 0.0f);
         UNROLL
         for (int i = 0; i < ROWS; i++) {
-            int row = i * PARTS + part;
-            q[i] = row < D_K ? queries[row] : 0.0f;
-            k[i] = row < D_K ? keys[row] : 0.0f;
+            q[i] = next_q[i], k[i] = next_k[i];
             squares += (float2)(q[i] * q[i], k[i] * k[i]);
             sum += k[i] * s[i];
         }
+        float value = next_value, decay = exp(next_decay), strength = next_strength;
+        if (m + 1 < end) FETCH(m + 1)
         found[part][column] = sum;
         if (column == 0) norms[part] = squares;
         barrier(CLK_LOCAL_MEM_FENCE);
@@ -45,8 +58,6 @@ kernel __attribute__((reqd_work_group_size(COLUMNS *PARTS, 1, 1))) void delta_ru
             squares += norms[p];
         }
         float of_q = 1.0f / sqrt((squares.x + eps) * D_K), of_k = 1.0f / sqrt(squares.y + eps);
-        float decay = exp(gates[(size_t)m * 2 * HEADS + h]), strength = gates[(size_t)m * 2 * HEADS + HEADS + h];
-        float value = inside ? tokens[2 * K_HEADS * D_K + h * D_V + c] : 0.0f;
         float change = strength * (value - decay * (of_k * sum)) * of_k;
         sum = 0.0f;
         UNROLL
