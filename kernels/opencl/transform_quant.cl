@@ -5,7 +5,7 @@
 // those that differ in four neighbouring bits of their number, at first the highest of a block, and takes the transform's steps over
 // these bits; then all exchange them for those of the next four bits, until they hold sixteen neighbours.
 //
-// GATES: more work-groups, behind those of TOKENS rows, have delta_gates of the same rows and norm: one a head of a token.
+// GATES, on GPUs: more work-groups, behind those of TOKENS rows, have delta_gates of the same rows and norm: one a head of a token.
 #define EACH 16
 #define TILE (WG * EACH)
 #define STAGES (BITS > 0 ? (BITS + 3) / 4 : 1)
@@ -53,7 +53,9 @@ kernel __attribute__((reqd_work_group_size(WG, 1, 1))) void transform_quant(
         int h = (m - TOKENS) % heads, token = (m - TOKENS) / heads;
         put_gates(h, token < STEP_TOKENS(step), (global const float4 *)(x + (size_t)token * DIM), (global const float4 *)weight, eps, alpha,
                   beta, bias, rate, gates + (size_t)token * 2 * heads, DIM, heads, scratch);
+#if GPU
         return;
+#endif
     }
 #endif
     int there = m < STEP_TOKENS(step);  // not a return: see norm_rows.cl

@@ -61,6 +61,15 @@ def test_conformance_of_another_kind(run: Run) -> None:
     assert passed(run(*PYTEST, SUITE, "-k", some, BITNET_REQUIRE_DEVICES="rocm:0", **other)) > 10
 
 
+@pytest.mark.nightly(unless_changed=FAMILY)
+def test_gates_of_another_row_are_found(run: Run) -> None:
+    """Decays and strengths beside the norm, which only GPUs have in one launch."""
+    first = Mutant("the first row's", "gates + (size_t)token * 2 * heads", "gates", "inputs_of_a_recurrent and 1536")
+    done = run(*first.command(Path(SUITE)), status=None, BITNET_REQUIRE_DEVICES="rocm:0")
+    assert done.returncode == 1, done.stdout + done.stderr
+    assert "gates" in done.stdout
+
+
 @pytest.mark.nightly(unless_changed=GUARDED)
 def test_a_kernel_that_reads_past_a_buffer_ends_the_process(run: Run) -> None:
     """The guards behind each buffer: no result depends on what it finds there."""

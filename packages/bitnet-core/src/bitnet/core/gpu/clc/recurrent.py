@@ -36,7 +36,7 @@ class RecurrentLaunches:
 
     def __init__(self, abilities: Abilities, products: Products, rows: RowOps, plain: Dispatch) -> None:
         self._group = power_of_two(min(abilities.group, MAX_GROUPS[abilities.gpu]))
-        self._local, self._products = abilities.local_bytes, products
+        self._local, self._products, self._gpu = abilities.local_bytes, products, abilities.gpu
         self._shared = recurrent_variants(rows, plain)
 
     def table(self) -> Dispatch:
@@ -70,7 +70,10 @@ class RecurrentLaunches:
         norm = group.norm
         if bucket.tokens > DECODE_TOKENS or norm.weight is None or not self._transforms(ctx, norm):
             return None
-        made = [self.transform(ctx, norm, bucket, gates=group.gates)]
+        if self._gpu:
+            made = [self.transform(ctx, norm, bucket, gates=group.gates)]
+        else:  # CPUs gain nothing, and must not leave a kernel early (norm_rows.cl)
+            made = [self.transform(ctx, norm, bucket), *(self._shared[DeltaGates](ctx, group.gates, bucket) or [])]
         pair = pair_of(ctx, group, *(ctx.ternary(op.weights) for op in (group.mixed, group.gate)))
         if pair is not None:
             return [*made, self._products.pair(ctx, group.mixed, bucket, pair)]
