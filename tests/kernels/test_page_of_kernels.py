@@ -21,5 +21,5 @@ def test_the_page_has_every_kernel() -> None:
         "adjust", "logprobs", "table_embed", "table_matmul",
         "expert_glu", "expert_matmul", "expert_tiles", "route",
         "causal_conv", "delta_gates", "delta_rule", "gated_values", "glu_values", "hadamard", "norm_values",
-        "put_columns",
+        "transform_quant", "put_columns",
     } | {"common", "ternary_matmul"}  # fmt: skip

@@ -31,6 +31,7 @@ from bitnet.core.gpu.ops.variants import (
     WindowedAttention,
     embedder_variants,
     expert_variants,
+    recurrent_variants,
     variants,
 )
 from bitnet.core.gpu.sources import KernelSources
@@ -112,11 +113,11 @@ class ClcOps:
             **vendor.groups(abilities),
             **expert_variants(self._rows, abilities.local_bytes),
         }
-        self._table = {
-            **self._table,
-            **embedder_variants(self._rows, self._table, self._product),
-            **RecurrentLaunches(abilities, self._products, self._rows, self._table).table(),
-        }
+        if vendor.fuses_transforms:
+            recurrent = RecurrentLaunches(abilities, self._products, self._rows, self._table).table()
+        else:
+            recurrent = recurrent_variants(self._rows, self._table)
+        self._table = {**self._table, **embedder_variants(self._rows, self._table, self._product), **recurrent}
 
     def lowering(self) -> Lowering:
         """The lowering for :class:`bitnet.core.gpu.GpuDevice`."""

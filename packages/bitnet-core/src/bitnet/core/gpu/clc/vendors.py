@@ -33,6 +33,7 @@ class Vendor:
         otherwise: The kind of matrix products to use if the trial fails.
         leaves_out: As :class:`~bitnet.core.gpu.Lowering`'s.
         windows: Launches of attention to windows, which most vendors' kernels for matrix units have no variants for.
+        fuses_transforms: Whether there are the kernels that :class:`RecurrentLaunches` has beyond those of every GPU.
     """
 
     trial: KernelSpec | None = None
@@ -42,6 +43,7 @@ class Vendor:
     otherwise: Matrix = "none"
     leaves_out: Callable[[Context], bool] = lambda _: False
     windows: type[AttentionOps] = AttentionOps
+    fuses_transforms: bool = True
 
 
 PLAIN = Vendor()
