@@ -14,6 +14,8 @@
 // different banks.
 #define ELEMENT(place, j) ((lane >> (place) << ((place) + 4)) + ((j) << (place)) + (lane & (1 << (place)) - 1))
 #define PADDED(e) ((e) + ((e) >> 4))
+// The head of x whose result is head `to`.
+#define HEAD_OF(to) (UNTILE ? (to) % (DIM / HEAD / max(UNTILE, 1)) * UNTILE + (to) / (DIM / HEAD / max(UNTILE, 1)) : (to))
 #if NORM && KIND < 2
 #define ROW_NORM 1
 #else
@@ -60,26 +62,9 @@ kernel __attribute__((reqd_work_group_size(WG, 1, 1))) void transform_quant(
 #endif
     int there = m < STEP_TOKENS(step);  // not a return: see norm_rows.cl
     size_t row = there ? (size_t)m * DIM : 0;
-#if KIND == 2 && NORM  // the factor of each head
-    local float factors[DIM / HEAD];
-    for (int i = lane; i < DIM / EACH; i += WG) {
-        float squares = 0.0f;
-        UNROLL
-        for (int j = 0; j < EACH; j++) squares += x[row + i * EACH + j] * x[row + i * EACH + j];
-        tile[i] = squares;
-    }
-    barrier(CLK_LOCAL_MEM_FENCE);
-    for (int h = lane; h < DIM / HEAD; h += WG) {
-        float squares = 0.0f;
-        for (int i = 0; i < HEAD / EACH; i++) squares += tile[h * (HEAD / EACH) + i];
-        factors[h] = 1.0f / sqrt(squares / HEAD + eps);
-    }
-    barrier(CLK_LOCAL_MEM_FENCE);
-#endif
     float held[PASSES][EACH], squares = 0.0f, largest = 0.0f;
     UNROLL
     for (int pass = 0; pass < PASSES; pass++) {
-        float *v = held[pass];
         UNROLL
         for (int j = 0; j < EACH; j++) {
             int e = pass * TILE + ELEMENT(PLACE(0), j);
@@ -90,12 +75,11 @@ kernel __attribute__((reqd_work_group_size(WG, 1, 1))) void transform_quant(
 #elif KIND == 1
                 y = act(x[2 * row + e]) * x[2 * row + DIM + e];
 #else
-                int to = e / HEAD, h = UNTILE ? to % (DIM / HEAD / max(UNTILE, 1)) * UNTILE + to / (DIM / HEAD / max(UNTILE, 1)) : to;
-                size_t from = row + h * HEAD + e % HEAD;
+                size_t from = row + HEAD_OF(e / HEAD) * HEAD + e % HEAD;
                 float gate = other[from];
                 y = x[from] * (SILU ? silu(gate) : sigmoid(gate));
 #if NORM
-                y *= factors[h] * weight[e % HEAD];
+                y *= weight[e % HEAD];
 #endif
 #endif
 #if ROW_NORM
@@ -104,8 +88,30 @@ kernel __attribute__((reqd_work_group_size(WG, 1, 1))) void transform_quant(
 #endif
                 if (SIGNS) y *= signs[e];
             }
-            v[j] = y;
+            held[pass][j] = y;
         }
+    }
+#if KIND == 2 && NORM  // the factor of each head
+    local float factors[DIM / HEAD];
+    for (int i = lane; i < DIM / EACH; i += WG) {
+        global const float4 *part = (global const float4 *)(x + row) + i * (EACH / 4);
+        tile[i] = dot(part[0], part[0]) + dot(part[1], part[1]) + dot(part[2], part[2]) + dot(part[3], part[3]);
+    }
+    barrier(CLK_LOCAL_MEM_FENCE);
+    for (int h = lane; h < DIM / HEAD; h += WG) {
+        float sum = 0.0f;
+        for (int i = 0; i < HEAD / EACH; i++) sum += tile[h * (HEAD / EACH) + i];
+        factors[h] = 1.0f / sqrt(sum / HEAD + eps);
+    }
+    barrier(CLK_LOCAL_MEM_FENCE);
+#endif
+    UNROLL
+    for (int pass = 0; pass < PASSES; pass++) {
+        float *v = held[pass];
+#if KIND == 2 && NORM
+        UNROLL
+        for (int j = 0; j < EACH; j++) v[j] *= factors[HEAD_OF(min(pass * TILE + ELEMENT(PLACE(0), j), DIM - 1) / HEAD)];
+#endif
         UNROLL
         for (int stage = 0; stage < STAGES; stage++) {
             int place = PLACE(stage);

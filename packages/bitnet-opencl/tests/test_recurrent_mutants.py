@@ -42,7 +42,7 @@ MUTANTS = (
     ),
     Mutant("elements of the next row", "if (e < DIM) {", "if (1) {", f"{QUANTISED} and norm"),
     Mutant("the first pass's signs", "y *= signs[e];", "y *= signs[e - pass * TILE];", PASSES),
-    Mutant("heads that a transform finds tiled", "h = UNTILE ?", "h = 0 ?", "test_gated_quant and 12"),
+    Mutant("heads that a transform finds tiled", "(UNTILE ? (to)", "(0 ? (to)", "test_gated_quant and 12"),
     Mutant("the second matrix's later rows", "group -= (rows + OUTS - 1) / OUTS, ", "", INPUTS),
     Mutant("a tail that stays", "if (j) after[(size_t)(j - 1) * channels] = before[j];", "", INPUTS),
     Mutant("the whole head rotated", "if (i >= 2 * PAIRS) return head[i];", "", ROTATED),
