@@ -44,7 +44,9 @@ MAX_GROUP_WARPS = 12
 WANTED_GROUP_WARPS = 12
 """As WANTED_WARPS, of ternary_groups_mma."""
 SPLIT_GROUPS = 8
-"""Warps of ternary_groups_mma that share a tile's K, for several tokens."""
+"""Warps of ternary_groups_mma that share a tile's K, where it does not quantise its input."""
+MANY_TILES = 6
+"""Tiles a compute unit from which half of them share a tile of one token: fewer meetings of warps."""
 MAX_DEPTH = 8
 """Maximum steps of MMA_STEP bytes whose loads a warp of ternary_groups_mma has in flight."""
 TABLE_GROUPS, TABLE_ROWS, TABLE_WARPS, DIGITS_GROUP = (32, 64, 128), 8, 4, 256
@@ -99,7 +101,7 @@ class NvidiaProducts(Products):
         activation: str,
     ) -> Launch:
         """A product of few tokens by matrix units, with work-groups for all rows of ``w``."""
-        shape = self._decode_shape(w) if w.group is None else self._group_shape(w, bucket.tokens)
+        shape = self._decode_shape(w) if w.group is None else self._group_shape(w, bucket.tokens, source.kind)
         tiles, split = shape["TILES"], shape["KSPLIT"]
         name = "ternary_decode_mma" if w.group is None else "ternary_groups_mma"
         defines = decode_defines(w, op, bucket, source, activation) | shape
@@ -184,14 +186,24 @@ class NvidiaProducts(Products):
         split = min(ceil_div(steps, min(steps // wanted, MAX_STEPS)), MAX_WARPS)
         return {"TILES": max(1, min(round(tiles / self._units), MAX_WARPS // split)), "KSPLIT": split}
 
-    def _group_shape(self, w: TernaryBuffer, tokens: int) -> dict[str, int]:
+    def _group_shape(self, w: TernaryBuffer, tokens: int, kind: int = 0) -> dict[str, int]:
         """Preprocessor constants of ternary_groups_mma: as of :meth:`_decode_shape`, steps whose loads are in flight,
-        and steps of each warp whose terms are in local memory."""
+        and steps of each warp whose terms are in local memory.
+
+        Work-groups that quantise the token take several tiles, so that few do it. Others take one: a compute unit then
+        does not wait for the last of a few large ones.
+        """
         assert w.group is not None
         tiles, steps = ceil_div(w.rows, MMA_ROWS), ceil_div(w.row_bytes, MMA_STEP)
-        wanted = next_power_of_two(ceil_div(self._units * WANTED_GROUP_WARPS, tiles)) if tokens == 1 else SPLIT_GROUPS
+        wanted, quantises = SPLIT_GROUPS, kind != 0
+        if quantises:
+            wanted = next_power_of_two(ceil_div(self._units * WANTED_GROUP_WARPS, tiles))
+        elif tokens == 1 and ceil_div(steps, SPLIT_GROUPS) > MAX_DEPTH:
+            wanted = MAX_GROUP_WARPS
+        elif tokens == 1 and tiles >= MANY_TILES * self._units:
+            wanted = SPLIT_GROUPS // 2
         split = min(wanted, steps, MAX_GROUP_WARPS)
-        taken = MAX_GROUP_WARPS // split if tokens == 1 else 1
+        taken = MAX_GROUP_WARPS // split if quantises else 1
         each, per = ceil_div(steps, split), 256 // w.group
         span = each if taken * MMA_ROWS * tokens * (each * split * per | 1) * 4 <= TERM_BYTES else 1
         return {"TILES": taken, "KSPLIT": split, "DEPTH": min(each, MAX_DEPTH), "SPAN": span}
