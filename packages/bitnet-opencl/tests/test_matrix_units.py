@@ -68,6 +68,8 @@ class TestMatrixUnits(DeviceTests):
         [
             Grouped(1, (37,), 384, 128),
             Grouped(1, (41, 9), 1792, 64, add=True),
+            Grouped(1, (215,), 1280, 128),
+            Grouped(1, (20,), 17408, 128, add=True),
             Grouped(3, (23,), 1280, 256),
             Grouped(5, (70,), 896, 128, add=True),
             Grouped(8, (50,), 2112, 32),

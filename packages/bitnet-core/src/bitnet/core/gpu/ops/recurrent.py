@@ -2,7 +2,7 @@
 
 A quantisation with a transform takes three or four launches: what it transforms goes to working memory as f32 (files
 ``norm_values``, ``glu_values`` and ``gated_values``), is transformed there (``hadamard``), and is then quantised
-(``norm_quant`` without a norm). A backend may fuse them.
+(``norm_quant`` without a norm). CUDA and OpenCL C have a kernel for all of it, where it supports the shape.
 """
 
 from __future__ import annotations
