@@ -28,14 +28,14 @@ MUTANTS = [
     ROWS_OF_X,
     Mutant(
         "groups: scales of rows",
-        "row_of(slot, r, rows) * COUNT",
-        "(get_group_id(0) * OUTS + slot + r) * COUNT",
+        "row_of(group, slot, r, rows) * COUNT",
+        "(group * OUTS + slot + r) * COUNT",
         "test_ternary_matmul_of_groups and m3-",
     ),
     Mutant(
         "groups: codes of rows",
-        "row = codes + (size_t)row_of(slot, r, rows)",
-        "row = codes + (size_t)(get_group_id(0) * OUTS + slot + r)",
+        "row = codes + (size_t)row_of(group, slot, r, rows)",
+        "row = codes + (size_t)(group * OUTS + slot + r)",
         "test_ternary_matmul_of_groups and m1- and 7",
     ),
     Mutant("many tokens: rows of x", "min(m0 + at / 8, tokens - 1)", "m0 + at / 8", "test_ternary_matmul and m33-n580"),

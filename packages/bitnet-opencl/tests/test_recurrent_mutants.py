@@ -19,7 +19,9 @@ MUTANTS = (
     Mutant("no tail of a short step", "(TAPS - 1 + row) * channels]", "(TAPS - 2) * channels]", "causal_conv"),
     Mutant("the first sequence's state", "(size_t)step[state_to + seq]", "(size_t)step[state_to]", "test_delta_rule"),
     Mutant("the state that it writes", "STEP_DONE(step) ? (state_to)", "1 ? (state_to)", "test_delta_rule"),
-    Mutant("the state that it read first", "STEP_DONE(step) ? (state_to)", "0 ? (state_to)", "test_passes_move_the_states"),
+    Mutant(
+        "the state that it read first", "STEP_DONE(step) ? (state_to)", "0 ? (state_to)", "test_passes_move_the_states"
+    ),
     Mutant(
         "sums that nobody waits for",
         "result[part][column] = sum;\n        barrier(CLK_LOCAL_MEM_FENCE);",

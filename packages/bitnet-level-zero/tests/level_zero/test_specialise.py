@@ -65,6 +65,8 @@ def shapes_of(file: str) -> dict[str, int]:
         "UNTILE": 2,
         "ROWS": 1,
         "SIGNS": 1,
+        "PASSES": rng.randint(1, 8),
+        "BITS": rng.randint(0, 12),
         "LANES": rng.choice([8, 16, 32]),
         "EACH": rng.choice([1, 4]),
         "GROUP": rng.choice([32, 64, 128, 256]),

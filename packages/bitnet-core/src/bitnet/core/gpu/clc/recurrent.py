@@ -92,7 +92,7 @@ class RecurrentLaunches:
         """The launch of transform_quant.
 
         Args:
-            product: ``act(gate) · up`` of a :class:`GluNormQuant`, if another kernel has computed it.
+            product: ``act(gate) · up`` of a ``GluNormQuant``, if another kernel has computed it.
             gates: Decays and strengths of the same rows with the same norm, to compute in the same launch.
         """
         width, weight, transform = ctx.shape(op.out)[1], op.weight, op.transform

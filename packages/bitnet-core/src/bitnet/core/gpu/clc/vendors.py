@@ -33,7 +33,7 @@ class Vendor:
         otherwise: The kind of matrix products to use if the trial fails.
         leaves_out: As :class:`~bitnet.core.gpu.Lowering`'s.
         windows: Launches of attention to windows, which most vendors' kernels for matrix units have no variants for.
-        fuses_transforms: Whether there are the kernels that :class:`RecurrentLaunches` has beyond those of every GPU.
+        fuses_transforms: Whether there are the kernels of :mod:`bitnet.core.gpu.clc.recurrent`.
     """
 
     trial: KernelSpec | None = None
