@@ -14,6 +14,9 @@
 // cache (rope_append's work). Entries that were in the cache before the step may be fetched before this kernel waits for the
 // kernel that computes q, k and v. HEAD_NORMS: q and the new k get their RMSNorm before they are rotated.
 //
+// Of heads wider than 128, the SHARERS warps of a team share a tile, each with a part of the dimensions, and add up their scores: what a
+// warp of 256 holds does not fit its registers.
+//
 // DEPTH tiles of a warp are fetched ahead: into registers or, where RING, to a ring in shared memory that each warp has for itself. The
 // latter takes rows of 128 or 256 bytes, and blocks of the cache that are whole tiles.
 //
@@ -21,19 +24,20 @@
 // constants and single steps are in attention_split.cuh.
 #include "attention_split.cuh"
 
-extern "C" __global__ void IN_CLUSTER __launch_bounds__(THREADS, WARPS == 4 ? 3 : 1)
+extern "C" __global__ void IN_CLUSTER __launch_bounds__(THREADS, BLOCKS)
 attention_decode(const int *step, int token_seq, int seq_begin, int seq_len, int block_table, int max_blocks,
                  const float *qkv, kv_t *keys, kv_t *values, const float *cosines, const float *sines, float *out, float *parts,
                  unsigned *arrivals, const float *q_norm, const float *k_norm, float eps) {
 #if RING
     extern __shared__ uint4 ring[];                    // [WARPS][DEPTH][PLACE]
-    auto warp_sums = (float(*)[GROUP][DIM])ring;       // [WARPS], once all tiles are done
+    auto warp_sums = (float(*)[GROUP][DIM])ring;       // [TEAMS], once all tiles are done
 #else
-    __shared__ __align__(16) float warp_sums[WARPS][GROUP][DIM];
+    __shared__ __align__(16) float warp_sums[TEAMS][GROUP][DIM];
 #endif
-    __shared__ float warp_max[WARPS][8], warp_total[WARPS][8];
+    __shared__ float warp_max[TEAMS][8], warp_total[TEAMS][8];
     int kv_head = blockIdx.x, m = blockIdx.y, split = blockIdx.z;
     int warp = RING ? __shfl_sync(FULL, threadIdx.x / WARP, 0) : threadIdx.x / WARP, lane = threadIdx.x % WARP, group = lane / 4, quarter = lane % 4;
+    int team = warp / SHARERS, part = warp % SHARERS * OWN;  // and the warp's first dimension
     if (m >= STEP_TOKENS(step)) return;
 #if CLUSTER
     __shared__ unsigned long long all_here;
@@ -89,13 +93,12 @@ attention_decode(const int *step, int token_seq, int seq_begin, int seq_len, int
 #if KV_I8
     float scales_of[DEPTH][2][2];  // of keys and of values, at positions group and group + 8
 #endif
-    auto fetch = [&](int slot, int start) {
+    auto fetch_keys = [&](int slot, int start) {
         auto &key = keys_of[slot];
-        auto &value = values_of[slot];
 #pragma unroll
         for (int h = 0; h < 2; h++) {
             int p = start + group + 8 * h;
-            size_t at = (held(p) ? place(p) : 0) + quarter * KEY_EACH;
+            size_t at = (held(p) ? place(p) : 0) + part + quarter * KEY_EACH;
 #pragma unroll
             for (int c = 0; c < KEY_LOADS; c++) key[h][c] = held(p) ? load(keys + at + 4 * KEY_EACH * c) : make_uint4(0, 0, 0, 0);
 #if KV_I8
@@ -104,10 +107,13 @@ attention_decode(const int *step, int token_seq, int seq_begin, int seq_len, int
             scales_of[slot][1][h] = held(p) ? load_scale(scale_of(values, block, p % BLOCK, kv_head, KV_HEADS)) : 0.0f;
 #endif
         }
+    };
+    auto fetch_values = [&](int slot, int start) {
+        auto &value = values_of[slot];
 #pragma unroll
         for (int i = 0; i < 4; i++) {
             int p = start + 2 * quarter + i % 2 + i / 2 * 8;
-            size_t at = (held(p) ? place(p) : 0) + group * VALUE_EACH;
+            size_t at = (held(p) ? place(p) : 0) + part + group * VALUE_EACH;
 #pragma unroll
             for (int c = 0; c < VALUE_LOADS; c++) {
                 value[i][c] = held(p) ? load<VALUE_EACH * sizeof(kv_t)>(values + at + 8 * VALUE_EACH * c) : make_uint4(0, 0, 0, 0);
@@ -116,7 +122,10 @@ attention_decode(const int *step, int token_seq, int seq_begin, int seq_len, int
     };
     auto fetch_first = [&] {
 #pragma unroll
-        for (int slot = 0; slot < DEPTH; slot++) fetch(slot, begin + (warp + slot * WARPS) * TILE);
+        for (int slot = 0; slot < DEPTH; slot++) {
+            int start = begin + (team + slot * TEAMS) * TILE;
+            fetch_keys(slot, start), fetch_values(slot, start);
+        }
     };
 #endif
 #if ROPE
@@ -232,12 +241,16 @@ attention_decode(const int *step, int token_seq, int seq_begin, int seq_len, int
 #pragma unroll
     for (int c = 0; c < CHUNKS; c++) {
         const int in_load = KEY_EACH / 8, at = (4 * (c / in_load) + quarter) * KEY_EACH + c % in_load * 8;
-        q_high[c] = *(const uint4 *)&q_shared[0][min(group, GROUP - 1)][at];
-        q_low[c] = *(const uint4 *)&q_shared[1][min(group, GROUP - 1)][at];
+        q_high[c] = *(const uint4 *)&q_shared[0][min(group, GROUP - 1)][part + at];
+        q_low[c] = *(const uint4 *)&q_shared[1][min(group, GROUP - 1)][part + at];
     }
 
     float sums[HALVES * 4][4] = {}, largest[2] = {LOWEST, LOWEST}, total[2] = {};  // for heads 2 quarter + 0, 1
-    auto attend = [&](int slot, int start) {
+#if SHARERS > 1
+    __shared__ __align__(16) float4 products[2][WARPS][WARP];
+    int turn = 0;
+#endif
+    auto attend = [&](int slot, int start, int next = 0) {
 #if RING
         const uint4 *from = places + slot * PLACE;
         uint4 key[2][KEY_LOADS], value[4][VALUE_LOADS];
@@ -269,7 +282,7 @@ attention_decode(const int *step, int token_seq, int seq_begin, int seq_len, int
             for (int h = 0; h < 2; h++) {
                 if (fresh != group + 8 * h) continue;
 #pragma unroll
-                for (int c = 0; c < KEY_LOADS; c++) key[h][c] = *(const uint4 *)&new_rows[0][(4 * c + quarter) * KEY_EACH];
+                for (int c = 0; c < KEY_LOADS; c++) key[h][c] = *(const uint4 *)&new_rows[0][part + (4 * c + quarter) * KEY_EACH];
 #if KV_I8
                 scales[0][h] = new_scales[0], scales[1][h] = new_scales[1];
 #endif
@@ -290,14 +303,27 @@ attention_decode(const int *step, int token_seq, int seq_begin, int seq_len, int
             mma(rest[1], a.z, b.z, a.w, b.w, q_high[c].z, q_high[c].w);
             mma(rest[2], a.z, b.z, a.w, b.w, q_low[c].z, q_low[c].w);
         }
+#pragma unroll
+        for (int i = 0; i < 4; i++) score[i] = (score[i] + rest[1][i]) + (rest[0][i] + rest[2][i]);
 #if KV_I8
+        float factor[2] = {scales[0][0] * (1.0f / Q_UNIT), scales[0][1] * (1.0f / Q_UNIT)};
         float unit[2] = {exponent(scales[1][0]), exponent(scales[1][1])};
+#endif
+#if !RING
+        if (next < end) fetch_keys(slot, next);
+#endif
+#if SHARERS > 1  // a score is the sum of what the warps of a team have found
+        products[turn][warp][lane] = make_float4(score[0], score[1], score[2], score[3]);
+        asm volatile("bar.sync %0, %1;" ::"r"(team + 1), "n"(SHARERS * WARP) : "memory");
+        float4 others = products[turn][warp ^ 1][lane];
+        score[0] += others.x, score[1] += others.y, score[2] += others.z, score[3] += others.w;
+        turn ^= 1;
 #endif
 #pragma unroll
         for (int i = 0; i < 4; i++) {
-            float sum = (score[i] + rest[1][i]) + (rest[0][i] + rest[2][i]);
+            float sum = score[i];
 #if KV_I8
-            sum = sum * (scales[0][i / 2] * (1.0f / Q_UNIT)) + unit[i / 2];
+            sum = sum * factor[i / 2] + unit[i / 2];
 #endif
             int p = start + group + i / 2 * 8;
             score[i] = p < end && !behind_window(p, length) ? sum : -INFINITY_F;
@@ -305,7 +331,7 @@ attention_decode(const int *step, int token_seq, int seq_begin, int seq_len, int
 #pragma unroll
         for (int h = 0; h < 2; h++) {
             float top = fmaxf(largest[h], over_groups<Max>(fmaxf(score[h], score[2 + h])));
-            if (RING ? __any_sync(FULL, top > largest[h]) : start >= begin + WARPS * TILE) {  // or not the first
+            if (RING ? __any_sync(FULL, top > largest[h]) : start >= begin + TEAMS * TILE) {  // or not the first
                 float correction = power(largest[h] - top);
                 total[h] *= correction;
 #pragma unroll
@@ -335,7 +361,7 @@ attention_decode(const int *step, int token_seq, int seq_begin, int seq_len, int
                 if (fresh != 2 * quarter + i % 2 + i / 2 * 8) continue;
 #pragma unroll
                 for (int c = 0; c < VALUE_LOADS; c++) {
-                    const kv_t *from = &new_rows[1][(8 * c + group) * VALUE_EACH];
+                    const kv_t *from = &new_rows[1][part + (8 * c + group) * VALUE_EACH];
                     if (VALUE_EACH * sizeof(kv_t) == 16) value[i][c] = *(const uint4 *)from;
                     else value[i][c].x = ((const unsigned *)from)[0], value[i][c].y = ((const unsigned *)from)[1];
                 }
@@ -356,6 +382,9 @@ attention_decode(const int *step, int token_seq, int seq_begin, int seq_len, int
                 __byte_perm(v2, v3, 0x7632), b0, b1);
 #endif
         }
+#if !RING
+        if (next < end) fetch_values(slot, next);
+#endif
     };
 #if RING
 #pragma unroll 1
@@ -369,29 +398,27 @@ attention_decode(const int *step, int token_seq, int seq_begin, int seq_len, int
     }
     __syncthreads();
 #else
-    for (int start = begin + warp * TILE; start < end; start += DEPTH * WARPS * TILE) {
+    for (int start = begin + team * TILE; start < end; start += DEPTH * TEAMS * TILE) {
 #pragma unroll
         for (int slot = 0; slot < DEPTH; slot++) {
-            int here = start + slot * WARPS * TILE;
+            int here = start + slot * TEAMS * TILE;
             if (here >= end) break;
-            attend(slot, here);
-            int next = here + DEPTH * WARPS * TILE;
-            if (next < end) fetch(slot, next);
+            attend(slot, here, here + DEPTH * TEAMS * TILE);
         }
     }
 #endif
 
-    // Merges the warps of the block. Columns past GROUP belong to no head.
+    // Merges the teams of the block. Columns past GROUP belong to no head.
 #pragma unroll
     for (int h = 0; h < 2; h++) {
         int head = quarter * 2 + h;
         total[h] = over_groups<Sum>(total[h]);
-        if (group == 0) warp_max[warp][head] = largest[h], warp_total[warp][head] = total[h];
+        if (group == 0 && part == 0) warp_max[team][head] = largest[h], warp_total[team][head] = total[h];
         if (head >= GROUP) continue;
 #pragma unroll
         for (int t = 0; t < HALVES * 4; t++) {
             const int load = t * 2 / VALUE_EACH, at = (8 * load + group) * VALUE_EACH + t * 2 % VALUE_EACH;
-            *(float2 *)&warp_sums[warp][head][at] = make_float2(sums[t][h], sums[t][2 + h]);
+            *(float2 *)&warp_sums[team][head][part + at] = make_float2(sums[t][h], sums[t][2 + h]);
         }
     }
     __syncthreads();
@@ -409,9 +436,9 @@ attention_decode(const int *step, int token_seq, int seq_begin, int seq_len, int
         float top = LOWEST, weight = 0.0f;
         float4 sum = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
 #pragma unroll
-        for (int w = 0; w < WARPS; w++) top = fmaxf(top, warp_max[w][h]);
+        for (int w = 0; w < TEAMS; w++) top = fmaxf(top, warp_max[w][h]);
 #pragma unroll
-        for (int w = 0; w < WARPS; w++) {
+        for (int w = 0; w < TEAMS; w++) {
             float scale = power(warp_max[w][h] - top);
             sum = sum + times(((const float4 *)warp_sums[w][h])[d], scale);
             weight += warp_total[w][h] * scale;

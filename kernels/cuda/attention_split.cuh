@@ -2,12 +2,15 @@
 #include "attention.cuh"
 #include "cache.cuh"
 #define GROUP (HEADS / KV_HEADS)
-#define CHUNKS (DIM / 32) /* of a row, 8 dimensions for each of 4 threads */
-#define HALVES (DIM / 64) /* of a row, 8 dimensions for each of 8 threads */
+#define OWN (DIM < 128 ? DIM : 128) /* dimensions of a warp */
+#define SHARERS (DIM / OWN)         /* warps of a team, which share its tiles */
+#define TEAMS (WARPS / SHARERS)
+#define CHUNKS (OWN / 32) /* of a warp's part of a row, 8 dimensions for each of 4 threads */
+#define HALVES (OWN / 64) /* of that, 8 dimensions for each of 8 threads */
 #define KEY_EACH (16 / (int)sizeof(kv_t)) /* dimensions that a thread loads at once */
-#define VALUE_EACH (KEY_EACH < DIM / 8 ? KEY_EACH : DIM / 8)
-#define KEY_LOADS (DIM / 4 / KEY_EACH)
-#define VALUE_LOADS (DIM / 8 / VALUE_EACH)
+#define VALUE_EACH (KEY_EACH < OWN / 8 ? KEY_EACH : OWN / 8)
+#define KEY_LOADS (OWN / 4 / KEY_EACH)
+#define VALUE_LOADS (OWN / 8 / VALUE_EACH)
 #define TILE 16
 #define THREADS (WARPS * WARP)
 #define PAIRS (DIM / 2)
@@ -99,17 +102,3 @@ __device__ __forceinline__ float over_groups(float v) {
 }
 
 __device__ __forceinline__ float4 operator+(float4 a, float4 b) { return make_float4(a.x + b.x, a.y + b.y, a.z + b.z, a.w + b.w); }
-
-#if CLUSTER
-// Stores to the shared memory of a block of the cluster, counted by a barrier there.
-__device__ __forceinline__ void send(unsigned to, unsigned barrier, float4 v) {
-    asm volatile("st.async.shared::cluster.mbarrier::complete_tx::bytes.v4.f32 [%0], {%1, %2, %3, %4}, [%5];" ::"r"(to), "f"(v.x), "f"(v.y),
-                 "f"(v.z), "f"(v.w), "r"(barrier)
-                 : "memory");
-}
-
-__device__ __forceinline__ void send(unsigned to, unsigned barrier, float2 v) {
-    asm volatile("st.async.shared::cluster.mbarrier::complete_tx::bytes.v2.f32 [%0], {%1, %2}, [%3];" ::"r"(to), "f"(v.x), "f"(v.y), "r"(barrier)
-                 : "memory");
-}
-#endif

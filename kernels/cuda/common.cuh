@@ -334,3 +334,18 @@ __device__ __forceinline__ void send_bytes(const void *from, unsigned bytes, int
                  : "memory");
 #endif
 }
+
+// Stores to the shared memory of a block of the cluster, counted by a barrier there; both addresses are of in_block.
+__device__ __forceinline__ void send(unsigned to, unsigned barrier, float4 v) {
+#if __CUDA_ARCH__ >= 900
+    asm volatile("st.async.shared::cluster.mbarrier::complete_tx::bytes.v4.f32 [%0], {%1, %2, %3, %4}, [%5];" ::"r"(to), "f"(v.x), "f"(v.y),
+                 "f"(v.z), "f"(v.w), "r"(barrier)
+                 : "memory");
+#endif
+}
+__device__ __forceinline__ void send(unsigned to, unsigned barrier, float2 v) {
+#if __CUDA_ARCH__ >= 900
+    asm volatile("st.async.shared::cluster.mbarrier::complete_tx::bytes.v2.f32 [%0], {%1, %2}, [%3];" ::"r"(to), "f"(v.x), "f"(v.y), "r"(barrier)
+                 : "memory");
+#endif
+}

@@ -125,13 +125,15 @@ transform_quant(const int *step, const float *x, const float *other, const float
     __shared__ __align__(16) float4 tiles[2][WG];
     __shared__ float2 parts[WARPS];
 #if CLUSTER > 1
-    __shared__ __align__(8) unsigned long long shares[CLUSTER];
+    __shared__ __align__(8) float2 shares[CLUSTER];
+    __shared__ unsigned long long all_here;
 #endif
     int rank = blockIdx.x % CLUSTER, m = blockIdx.x / CLUSTER, warp = threadIdx.x / WARP;
     auto index = [&](int i) { return (rank * CHUNKS + i) * WG + threadIdx.x; };  // of a vector of the row
     start_dependents();
 #if CLUSTER > 1
-    cluster_arrive();  // a block stores into another only once that has begun
+    if (threadIdx.x == 0) init_barrier(&all_here), expect_bytes(&all_here, sizeof(shares));
+    cluster_arrive();
 #endif
     float4 v[CHUNKS];
 #if BLOCK
@@ -193,19 +195,13 @@ transform_quant(const int *step, const float *x, const float *other, const float
 #pragma unroll
     for (int w = 0; w < WARPS; w++) sum += parts[w].x, largest = fmaxf(largest, parts[w].y);
 #if CLUSTER > 1
-    cluster_wait();
-    if (threadIdx.x < CLUSTER) {
-        unsigned long long both = (unsigned long long)__float_as_uint(sum) << 32 | __float_as_uint(largest);
-        store_word(&shares[rank], both, threadIdx.x);
-    }
-    cluster_arrive();
-    cluster_wait();
+    cluster_wait();  // all blocks expect their bytes
+    int to = threadIdx.x;
+    if (to < CLUSTER) send(in_block(&shares[rank], to), in_block(&all_here, to), make_float2(sum, largest));
+    wait_for_bytes(&all_here);
     sum = largest = 0.0f;
 #pragma unroll
-    for (int r = 0; r < CLUSTER; r++) {
-        sum += __uint_as_float((unsigned)(shares[r] >> 32));
-        largest = fmaxf(largest, __uint_as_float((unsigned)shares[r]));
-    }
+    for (int r = 0; r < CLUSTER; r++) sum += shares[r].x, largest = fmaxf(largest, shares[r].y);
 #endif
     if (!there) return;
     float inverse = NORM && KIND < 2 ? rsqrtf(sum * (1.0f / DIM) + eps) : 1.0f;

@@ -594,6 +594,34 @@ class TestConformance(ConformanceSuite):
             paged.run([(0, Part(770, 9)), (1, Part(529, 7))])
 
     @needs(KV_I8)
+    @pytest.mark.parametrize("norms", [False, True], ids=["", "norms"])
+    @pytest.mark.parametrize(
+        ("heads", "pasts"),
+        [
+            (Heads(24, 4, 256), (479, 0, 1, 15, 63, 64, 200, 510)),
+            (Heads(24, 4, 256, dtype="i8"), (33, 479, 12)),
+            (Heads(7, 1, 256, 16), (700, 129)),
+            (Heads(8, 1, 256, dtype="i8"), (300, 17)),
+            (Heads(3, 3, 256, 64, style="interleaved"), (1500,)),
+            (Heads(12, 2, 256), (FAR + 130,)),
+            (Heads(10, 5, 256, 16, "i8", "interleaved"), tuple(range(250, 330, 5))),
+            (Heads(32, 16, 256, 16), tuple(range(300, 380, 5))),
+        ],
+        ids=str,
+    )
+    def test_decoding_with_wide_heads(
+        self, device: Device, rng: np.random.Generator, heads: Heads, pasts: tuple[int, ...], norms: bool
+    ) -> None:
+        """Two warps share a tile, each with half of a head: in a cluster, several, none, and one block."""
+        paged = Paged(device, rng, heads, length=max(pasts) + 3, seqs=len(pasts), chunk=512, norms=norms)
+        with paged.rig:
+            for s, past in enumerate(pasts):
+                for at in range(0, past, 512):
+                    paged.fill(s, Part(at, min(512, past - at)))
+            for i in range(2):
+                paged.run([(s, Part(past + i, 1)) for s, past in enumerate(pasts)])
+
+    @needs(KV_I8)
     @pytest.mark.parametrize(
         ("heads", "past", "seqs"),
         [

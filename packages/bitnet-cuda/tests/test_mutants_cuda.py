@@ -60,6 +60,7 @@ INPUTS, WIDE_GATES = "test_inputs_of_a_recurrent_layer and not 5120", "test_delt
 UNITS, WIDE_CONV, FEW = "test_transforms_of_many", "test_causal_conv_of_many", "test_groups_in_small_tiles"
 OWN_LARGEST = "if (lane == 0) parts[warp] = make_float2(sum, largest);\n    __syncthreads();"
 OWN_DOTS = "parts[warp][t][r] = dot;\n        }\n    }\n    __syncthreads();"
+SHARED = "wait_for_bytes(&all_here);\n    sum = largest = 0.0f;"
 LARGEST = "make_float2(sum, largest);\n    __syncthreads();"
 RING, MEET = "copies_wait<0>();\n        __syncthreads();\n        {", '"r"(warp / PARTS + 1), "n"(PARTS * WARP)'
 DECAYED = "low.x * rest.x, low.y * rest.y, high.x * rest.x, high.y * rest.y"
@@ -130,9 +131,23 @@ RECURRENT = (
     Mutant(
         "quantisation: a row's last vector", "if (index(i) < DIM / 4) ((int", "if (index(i) < DIM / 4 - 1) ((int", NORM
     ),
+    Mutant("quantisation: shares that nobody waits for", SHARED, SHARED[SHARED.index("sum") :], NORM),
     Mutant("heads that stay tiled", "return UNTILE ? place % turns", "return 0 ? place % turns", GATED),
     Mutant("rotation: of the whole head", "if (!value && i < 2 * PAIRS) {", "if (!value) {", KEYS),
     Mutant("rotation: pairs too far apart", "(second ? i - PAIRS : i + PAIRS)", "(DIM - 1 - i)", PAIRS),
+)
+
+WIDE_HEADS = "test_decoding_with_wide_heads and 24"
+MEETING = """asm volatile("bar.sync %0, %1;" ::"r"(team + 1), "n"(SHARERS * WARP) : "memory");"""
+WIDE = (
+    Mutant("wide heads: values of the first half", "+ part + group * VALUE_EACH", "+ group * VALUE_EACH", WIDE_HEADS),
+    Mutant("wide heads: keys of the first half", "+ part + quarter * KEY_EACH", "+ quarter * KEY_EACH", WIDE_HEADS),
+    Mutant("wide heads: half of two scores", "score[0] += others.x, score[1] += others.y, ", "", WIDE_HEADS),
+    Mutant("wide heads: scores that nobody waits for", MEETING, "", WIDE_HEADS),
+    Mutant("wide heads: all sums in the first half", "[head][part + at] =", "[head][at] =", WIDE_HEADS),
+    Mutant(
+        "wide heads: totals of the first team", "weight += warp_total[w][h]", "weight += warp_total[0][h]", WIDE_HEADS
+    ),
 )
 
 LAST_NORMS, PART_NORMS = "test_norms_after_the_rotation and f16", "test_norms_after_the_rotation_of_a_part"
@@ -174,7 +189,7 @@ FEW_TOKENS = (
     Mutant("head: low codes only", "w[j][2] = low[j] >> 4 & 0x0F0F0F0Fu", "w[j][2] = w[j][0]", MANY_ROWS),
 )
 
-ALL = *FEW_TOKENS, *RECURRENT, *EXPERTS, *NORMS_LAST, *EMBEDDERS
+ALL = *FEW_TOKENS, *RECURRENT, *WIDE, *EXPERTS, *NORMS_LAST, *EMBEDDERS
 
 
 @pytest.mark.nightly

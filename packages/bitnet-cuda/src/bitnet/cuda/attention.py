@@ -50,10 +50,16 @@ TILE = 16
 LONG_WARPS, LONG_DEPTH = 8, 2
 """Warps per block, and tiles in flight per warp, when few blocks share a long context."""
 LONG_SUMS = 1024
-"""Maximum sums of a warp in a block of :data:`LONG_WARPS`; more do not fit shared memory."""
+"""Maximum sums of a token and key/value head in a block of :data:`LONG_WARPS`; more do not fit shared memory."""
+WARP_HEAD = 128
+"""Dimensions of a head that a warp of attention_decode takes at most: wider heads are shared by two warps."""
+WIDE_SUMS = {"f16": 1536, "i8": 1280}
+"""As :data:`LONG_SUMS`, for heads that two warps share, by the type of the cache."""
 CODES_DEPTH, SPREAD_CODES_DEPTH = 4, 2
 """Tiles in flight per warp for an int8 cache, whose tiles have half the bytes of f16; the second where blocks on nearly
 all multiprocessors read it."""
+WIDE_DEPTH = 2
+"""Tiles in flight per warp of heads that two warps share, where a block has all positions of many sequences."""
 LARGE_FROM = MAX_CLUSTER * LONG_WARPS * LONG_DEPTH * TILE
 """Context length beyond which clusters may be large, and tiles of int8 are in a ring."""
 FAR = 8192
@@ -156,16 +162,19 @@ class AttentionOps:
             parts = ctx.scratch("attention parts", limit * op.heads * MAX_SPLITS * (op.head_dim + 2) * 4)
         merges = splits > max(cluster, 1)
         arrivals = ctx.zeroed("attention arrivals", limit * op.kv_heads * MAX_CLUSTER * 4) if merges else ctx.step
-        long, rings = seen > SPLIT * splits, self._rings(ctx, op)
-        if long and heads * splits <= self._multiprocessors and sums <= LONG_SUMS:
-            warps, depth = LONG_WARPS, LONG_DEPTH
-            if codes:
+        long, rings, wide = seen > SPLIT * splits, self._rings(ctx, op), op.head_dim > WARP_HEAD
+        few = heads * splits <= self._multiprocessors and sums <= (WIDE_SUMS[ctx.cache.dtype] if wide else LONG_SUMS)
+        if few and (long or wide):
+            warps, depth = LONG_WARPS, LONG_DEPTH if long else 1
+            if codes and long:
                 depth = SPREAD_CODES_DEPTH if merges else CODES_DEPTH
             # f16 is faster in registers where one cluster reads a head, or several of two blocks.
             ring = rings and (seen > LARGE_FROM if codes else merges and cluster > 2)
         else:
             ring = codes and seen > FAR and rings
             warps, depth = 4, SPREAD_CODES_DEPTH if ring else 1
+            if wide and long and splits == 1:
+                depth = WIDE_DEPTH
         shared = warps * depth * TILE * 2 * ctx.cache.row_bytes if ring else 0
         defines = _defines(ctx, op) | {
             "HEADS": op.heads,
@@ -174,6 +183,7 @@ class AttentionOps:
             "CLUSTER": cluster if splits > 1 else 0,
             "WARPS": warps,
             "DEPTH": depth,
+            "BLOCKS": 1 if warps == LONG_WARPS else 2 if wide and depth > 1 else 3,
             "RING": int(ring),
             **rope_defines(rope),
             "HEAD_NORMS": int(rope is not None and norms_heads(rope)),

@@ -20,6 +20,8 @@ MIN_WARPS, MAX_WARPS, STAGED_WARPS = 8, 12, 8
 """Minimum and maximum warps of a block of table_mma that has all of x in shared memory, and warps of one that has a
 CHUNK of x at a time (a staged block). A multiprocessor has one block. With more warps, threads have too few registers.
 """
+FULL_TOKENS = 4
+"""Maximum rows of x of a block with more than :data:`STAGED_WARPS`: they fill the columns of one product."""
 STAGED_TOKENS = {64: 16, 128: 32}
 """Maximum rows of x of a staged block, by columns that share a scale. More rows need too many registers."""
 
@@ -48,7 +50,7 @@ class TableOps:
         while staged and _x_bytes(w.cols, tokens, staged) > self._shared:
             tokens //= 2
         tiles, most = ceil_div(w.rows, TILE_ROWS), ctx.program.limits.max_rows
-        warps = STAGED_WARPS if staged else _warps(tiles, self._multiprocessors)
+        warps = STAGED_WARPS if staged or tokens > FULL_TOKENS else _warps(tiles, self._multiprocessors)
         halves = ctx.scratch("table halves", most * w.cols * 4)
         units = ctx.scratch("table units", most * w.cols // min(STAGED_TOKENS) * 4)
         shape = (("COLS", w.cols), ("GROUP", w.group))
