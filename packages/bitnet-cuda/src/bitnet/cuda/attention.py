@@ -48,7 +48,8 @@ memory that a kernel may declare."""
 TILE = 16
 """Positions that a warp of attention_decode processes at a time."""
 LONG_WARPS, LONG_DEPTH = 8, 2
-"""Warps per block, and tiles in flight per warp, when few blocks share a long context."""
+"""Warps per block, and tiles in flight per warp, when few blocks share a long context; as many tiles in blocks of 4
+warps that have a ring, or all positions of heads that two warps share."""
 LONG_SUMS = 1024
 """Maximum sums of a token and key/value head in a block of :data:`LONG_WARPS`; more do not fit shared memory."""
 WARP_HEAD = 128
@@ -58,8 +59,6 @@ WIDE_SUMS = {"f16": 1536, "i8": 1280}
 CODES_DEPTH, SPREAD_CODES_DEPTH = 4, 2
 """Tiles in flight per warp for an int8 cache, whose tiles have half the bytes of f16; the second where blocks on nearly
 all multiprocessors read it."""
-WIDE_DEPTH = 2
-"""Tiles in flight per warp of heads that two warps share, where a block has all positions of many sequences."""
 LARGE_FROM = MAX_CLUSTER * LONG_WARPS * LONG_DEPTH * TILE
 """Context length beyond which clusters may be large, and tiles of int8 are in a ring."""
 FAR = 8192
@@ -172,9 +171,7 @@ class AttentionOps:
             ring = rings and (seen > LARGE_FROM if codes else merges and cluster > 2)
         else:
             ring = codes and seen > FAR and rings
-            warps, depth = 4, SPREAD_CODES_DEPTH if ring else 1
-            if wide and long and splits == 1:
-                depth = WIDE_DEPTH
+            warps, depth = 4, LONG_DEPTH if ring or (wide and long and splits == 1) else 1
         shared = warps * depth * TILE * 2 * ctx.cache.row_bytes if ring else 0
         defines = _defines(ctx, op) | {
             "HEADS": op.heads,
