@@ -9,6 +9,7 @@
 #define STAGES (COLS / 128 / ITERS)
 #if WGMMA
 #define NT TILES
+#define A_TYPE "u8"
 #include "columns.cuh"
 #endif
 #define PITCH (COLS + 16) /* so that two columns fall into different banks */

@@ -1,4 +1,5 @@
 #include "tiles.cuh"
+#include "group_sums.cuh"
 // ternary_matmul for many tokens of weights with a scale for each group of columns (64 or 128), on Hopper's asynchronous tensor
 // cores: as ternary_tiles, but each group's sums are made floats, scaled and added to the total in their order. A warpgroup
 // has 64 rows of W. While a group is multiplied into one set of integers, the sums in the other are added. One more
@@ -54,35 +55,11 @@ __device__ __forceinline__ void multiply(int (&acc)[NT][4], const unsigned *a, u
 #endif
 }
 
-__device__ __forceinline__ unsigned load_shared(unsigned at) {
-    unsigned v;
-    asm volatile("ld.shared.u32 %0, [%1];" : "=r"(v) : "r"(at) : "memory");
-    return v;
-}
-
 // Waits for them. Only here may ptxas see that the sums are there: with other products under way it would serialise all.
 __device__ __forceinline__ void finish(int (&acc)[NT][4]) {
     products_wait<0>();
 #pragma unroll
     for (int n = 0; n < NT; n++) asm volatile("" : ACC(n));
-}
-
-// total += the sums of a group, scaled. FUSED: products are exact, so that one rounding gives the contract's bits.
-template <bool FUSED>
-__device__ __forceinline__ void add_scaled(float (&total)[NT][4], const int (&acc)[NT][4], float low, float high) {
-#pragma unroll
-    for (int n = 0; n < NT; n++) {
-#pragma unroll
-        for (int j = 0; j < 4; j++) {
-            float sum = (float)acc[n][j], unit = j < 2 ? low : high;
-            total[n][j] = FUSED ? __fmaf_rn(sum, unit, total[n][j]) : __fadd_rn(total[n][j], __fmul_rn(sum, unit));
-        }
-    }
-}
-
-__device__ __forceinline__ void add_group(float (&total)[NT][4], const int (&acc)[NT][4], float low, float high, bool exact) {
-    if (GROUP == 64 || exact) add_scaled<true>(total, acc, low, high);
-    else add_scaled<false>(total, acc, low, high);
 }
 
 // Products of the bit pairs FROM to TO - 1 of a slice begin.
@@ -100,10 +77,6 @@ __device__ __forceinline__ void begin(int (&acc)[NT][4], const unsigned (&words)
     for (int plane = FROM + 1; plane < TO; plane++) multiply<1>(acc, a[plane - FROM], x + 2 * plane);
     products_commit();
 }
-
-// The first or second half of a word.
-template <int SECOND>
-__device__ __forceinline__ float factor(unsigned halves) { return to_float(f16{(unsigned short)(halves >> 16 * SECOND)}); }
 
 // Carries `rows` rows of `width` floats at most to shared memory, without waiting, or from there.
 template <bool IN>
@@ -283,12 +256,12 @@ ternary_group_tiles(const int *step, const __grid_constant__ TensorMap x, const 
             finish(acc[0]);
             begin<4 - HALF, 4>(acc[1], words, x_at);
             read();
-            add_group(total, acc[0], factor<0>(halves_low), factor<0>(halves_high), exact);
+            add_group(total, acc[0], factor<0>(halves_low), factor<0>(halves_high), GROUP == 64 || exact);
             finish(acc[1]);
             begin<0, HALF>(acc[0], words, x_at);
             release();
             read_on();
-            add_group(total, acc[1], factor<1>(halves_low), factor<1>(halves_high), exact);
+            add_group(total, acc[1], factor<1>(halves_low), factor<1>(halves_high), GROUP == 64 || exact);
             if (g + 2 < COUNT) load_scales(g + 2);
         }
         if (tile + gridDim.x < tiles) find_scales(tile + gridDim.x), load_scales(0);

@@ -8,6 +8,7 @@
 //
 // W is expanded as in ternary_tiles. GLU: as in ternary_decode, every 16 rows are 8 gates and their 8 ups.
 #define NT (BN / 8)
+#define A_TYPE "u8"
 #include "columns.cuh"
 #define BLOCKS (ROW_BYTES / 32)
 #define ROW_GROUPS (BM / 64)

@@ -53,6 +53,7 @@ from bitnet.core.testing.transforms import Blocks, random_signs
 from bitnet.cuda import products
 from bitnet.cuda.attention import FAR
 from bitnet.cuda.backend import BACKEND
+from bitnet.cuda.groups import GroupShape
 from bitnet.cuda.slices import SliceShape
 
 
@@ -434,6 +435,30 @@ class TestConformance(ConformanceSuite):
     def test_groups_in_small_tiles(self, device: Device, rng: np.random.Generator, shape: Grouped) -> None:
         """Tiles of each number of tokens from 16 to 64 where there are such: ragged in rows, tokens and groups."""
         check_groups(device, rng, shape)
+
+    @pytest.mark.parametrize(
+        ("case", "shape"),
+        [
+            (Grouped(17, (70,), 1024, 128), GroupShape(64, 16, 1)),
+            (Grouped(33, (3, 198), 2048, 128, add=True), GroupShape(64, 32, 1)),
+            (Grouped(64, (201,), 5120, 128, add=True), GroupShape(64, 64, 1)),
+            (Grouped(61, (300, 13), 3072, 128), GroupShape(128, 64, 1)),
+            (Grouped(40, (500,), 4096, 128), GroupShape(192, 32, 1)),
+            (Grouped(50, (450,), 17408, 128, add=True), GroupShape(192, 64, 1)),
+        ],
+        ids=str,
+    )
+    def test_groups_of_few_tokens(
+        self,
+        device: Device,
+        rng: np.random.Generator,
+        monkeypatch: pytest.MonkeyPatch,
+        case: Grouped,
+        shape: GroupShape,
+    ) -> None:
+        """Each kind of tile, ragged in rows and tokens; rings that hold all groups, and some."""
+        monkeypatch.setattr(products, "group_shape", lambda *_: shape)
+        check_groups(device, rng, case)
 
     @pytest.mark.parametrize("norm", [False, True], ids=["quantise", "norm"])
     @pytest.mark.parametrize(("rows", "columns"), [(130, 2560), (19456, 2560), (300, 12288)])

@@ -171,7 +171,15 @@ EMBEDDERS = (
 
 
 SLICES, MANY_ROWS = "test_products_in_slices", "test_head_without_logits and 52"
+GROUPED = "test_groups_of_few_tokens"
 FEW_TOKENS = (
+    Mutant("groups: the last rows' scales", "rows - n0)) * PITCH;", "rows - n0) - 1) * PITCH;", GROUPED),
+    Mutant("groups: scales of the group before", "high_scale += 4;", "high_scale += 0;", GROUPED),
+    Mutant("groups: codes of the first rows", "u * 32, GLU ? n0 / 2 : n0,", "u * 32, GLU ? n0 / 2 : 0,", GROUPED),
+    Mutant("groups: a place that is filled too soon", "barrier_wait(empty + slot, parity);", "", GROUPED),
+    Mutant("groups: the first token's scale", "s = x_scale[m - m0], value", "s = x_scale[0], value", GROUPED),
+    Mutant("groups: a token too few", "m >= tokens || (GLU", "m >= tokens - 1 || (GLU", GROUPED),
+    Mutant("groups: bounds of the first token", "bounds[min(m0 + i, tokens - 1)]", "bounds[0]", GROUPED),
     Mutant("slices: a tail of codes", "&& c < count * 2;", "&& c < count * 2 - 1;", SLICES),
     Mutant("slices: the first slice's activations", "(first + u) * 128, m0", "u * 128, m0", SLICES),
     Mutant("slices: the first tokens' sums", "x_sum[m - m0], s, scale_low", "x_sum[0], s, scale_low", SLICES),

@@ -1,4 +1,7 @@
-"""Launches of matrix products in CUDA: ternary products for few and for many tokens, and the output head."""
+"""Launches of matrix products in CUDA: ternary products for few and for many tokens, and the output head.
+
+Long, because it chooses among all kernels of products.
+"""
 
 from __future__ import annotations
 
@@ -17,6 +20,7 @@ from bitnet.core.gpu.ops.scaled import group_product
 from bitnet.core.hal import DenseMatmul, TernaryMatmul
 from bitnet.cuda.bits import bits_product, bits_shape
 from bitnet.cuda.few import FewShape, few_product, few_shape
+from bitnet.cuda.groups import few_groups_product, group_shape
 from bitnet.cuda.planes import codes_of
 from bitnet.cuda.slices import SliceShape, slice_product, slice_shape
 from bitnet.cuda.tiles import ALIGNMENT, MANY_TOKENS, PANEL, TILES, ProductTile, TiledMatrix, group_tile, product_tile
@@ -291,6 +295,9 @@ class Products:
         w = ternary(ctx, op.weights)
         if slices := self._slices(w, bucket.tokens):
             return slice_product(ctx, op, bucket.tokens, out, activation, slices)
+        if self._wgmma and (group := group_shape(w, bucket.tokens, self._multiprocessors)):
+            bounded = self.bounded(ctx, op.x)
+            return few_groups_product(ctx, op, bucket.tokens, out, activation, group, bounded=bounded)
         codes = self.codes(ctx, op.x, bucket)
         if few := self._few(w, bucket.tokens, glu=bool(activation), ordered=codes is not None):
             return few_product(ctx, op, bucket.tokens, out, activation, few, codes)
