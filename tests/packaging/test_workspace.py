@@ -60,11 +60,11 @@ def test_commands_of_our_packages_are_known_where_they_are_absent(root: Path, pa
     assert found == plugins.OURS
 
 
-MAX_CODE_LINES = {"bitnet-cuda": 2020, "bitnet-opencl": 430, "bitnet-vulkan": 1700}
+MAX_CODE_LINES = {"bitnet-cuda": 2090, "bitnet-opencl": 430, "bitnet-vulkan": 1700}
 """Maximum lines of code of a backend, where it is not 1,320. Neither blank lines nor comments and docstrings count.
 CUDA's fuses recurrent layers and multiplies both matrices of their inputs in one launch, takes their prompts in chunks,
-chooses tiles by measured cost, for few tokens among slices of K, and has mixtures of experts and models for embeddings
-by kernels of their own.
+chooses tiles by measured cost, for few tokens among slices of K or, with scales of groups, among rings of them, and has
+mixtures of experts and models for embeddings by kernels of their own.
 Vulkan's has the choice of cooperative matrices, which no other API describes to its host, mixtures of experts, and
 products by integer dot products for scales of groups, whose widths depend on the device's subgroups; recurrent layers
 have transforms with their quantisation in one launch, and convolutions within products.

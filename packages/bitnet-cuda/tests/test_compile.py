@@ -41,6 +41,7 @@ from bitnet.core.testing.rig import dense, tensor, ternary
 from bitnet.core.testing.tables import Table, random_table
 from bitnet.cuda import compiler
 from bitnet.cuda.device import architecture
+from bitnet.cuda.groups import MIN_SLOTS, few_groups_product, group_shape, group_slots
 from bitnet.cuda.ops import SOURCES, CudaOps
 from bitnet.cuda.slices import slice_product, slice_shape, slice_slots
 
@@ -374,6 +375,31 @@ def test_slices_leave_attention_its_cache(shape: tuple[int, int], tokens: int) -
     assert slots == units or (slots >= 3 and found.parts == 1)
     blocks = int(np.prod(launch.grid))
     assert found.split == 1 or blocks // found.split <= 30, "clusters that wait for others"
+
+
+@pytest.mark.parametrize("tokens", [17, 32, 64])
+@pytest.mark.parametrize(("rows", "cols"), [(34816, 5120), (5120, 17408), (4096, 4096), (10, 1024), (300, 40960)])
+def test_groups_of_few_tokens_leave_attention_its_cache(rows: int, cols: int, tokens: int) -> None:
+    """One block a multiprocessor, and not with all of its shared memory; a ring that holds what is in use."""
+    program = TinyModel(np.random.default_rng(), layers=1, group=64, ffn=256).program(LIMITS, 64)
+    context = Context(NoDevice(), program, StepLayout(LIMITS))  # type: ignore[arg-type]
+    op = next(op for op in program.ops if isinstance(op, TernaryMatmul))
+    w = TernaryBuffer(Memory(0), Memory(0), rows, cols, cols // 4, 128)
+    found = group_shape(w, tokens, 132)
+    assert found is not None
+    context._ternary[op.weights] = w
+    launch = few_groups_product(context, op, tokens, context.tensors[op.out], "", found, bounded=False)
+    assert 114 * 1024 < launch.shared < 162 * 1024
+    assert group_slots(w, found) >= min(cols // 128, MIN_SLOTS)
+
+
+def test_groups_of_few_tokens_need_whole_vectors_of_scales() -> None:
+    def shape(cols: int, group: int | None, tokens: int) -> object:
+        return group_shape(TernaryBuffer(Memory(0), Memory(0), 512, cols, cols // 4, group), tokens, 132)
+
+    assert shape(2048, 128, 64)
+    refused = (2048, 128, 65), (2048, 128, 16), (2048, 64, 64), (2048, None, 64), (1920, 128, 64), (1 << 20, 128, 64)
+    assert not any(shape(*case) for case in refused)
 
 
 def test_what_does_not_compile_says_why() -> None:
