@@ -437,7 +437,7 @@ class TestConformance(ConformanceSuite):
         check_groups(device, rng, shape)
 
     @pytest.mark.parametrize(
-        ("case", "shape"),
+        ("grouped", "shape"),
         [
             (Grouped(17, (70,), 1024, 128), GroupShape(64, 16, 1)),
             (Grouped(33, (3, 198), 2048, 128, add=True), GroupShape(64, 32, 1)),
@@ -453,12 +453,12 @@ class TestConformance(ConformanceSuite):
         device: Device,
         rng: np.random.Generator,
         monkeypatch: pytest.MonkeyPatch,
-        case: Grouped,
+        grouped: Grouped,
         shape: GroupShape,
     ) -> None:
         """Each kind of tile, ragged in rows and tokens; rings that hold all groups, and some."""
         monkeypatch.setattr(products, "group_shape", lambda *_: shape)
-        check_groups(device, rng, case)
+        check_groups(device, rng, grouped)
 
     @pytest.mark.parametrize("norm", [False, True], ids=["quantise", "norm"])
     @pytest.mark.parametrize(("rows", "columns"), [(130, 2560), (19456, 2560), (300, 12288)])
