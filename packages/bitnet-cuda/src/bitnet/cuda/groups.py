@@ -19,8 +19,8 @@ GROUP, WHOLE = 128, 8
 MIN_SLOTS = 4
 """Minimum groups in shared memory: two that are multiplied, one that is read, one that is fetched."""
 TOKENS = range(17, 65)
-"""Numbers of tokens for which the kernel was faster than others for the products of Bonsai 8B and 27B, but for gates and
-ups of the latter without bounds (43.9 µs for 42.3). Of 16 tokens it was for the widest alone, by a tenth."""
+"""Numbers of tokens for which the kernel was faster than others for the products of Bonsai 8B and 27B, but for gates
+and ups of the latter without bounds (43.9 µs for 42.3). Of 16 tokens it was for the widest alone, by a tenth."""
 
 
 class GroupShape(NamedTuple):
