@@ -239,7 +239,7 @@ class TestConformance(ConformanceSuite):
         ids=str,
     )
     def test_inputs_of_a_wide_recurrent_layer(self, device: Device, rng: np.random.Generator, shape: Inputs) -> None:
-        """Norm with gates, and both products with the convolution, in a launch each: rows for many blocks, and ragged."""
+        """Norm with gates, and both products with the convolution, in a launch each; ragged rows, too."""
         check_inputs(device, rng, shape)
 
     @needs(STATES)
