@@ -62,7 +62,7 @@ void multiply(uvec4 words, uint chunk, uint n, uint slot) {
 float total_of(uint slot) {
     precise float sum = 0.0;
     uint s = slot * TERM_PITCH, end = s + COUNT;
-    for (; s + 8 <= end; s += 8) {  // which are read before any is added
+    for (; INPUT == 0 && s + 8 <= end; s += 8) {  // which are read before any is added; slower where the row is quantised here
         vec4 low = vec4(terms[s], terms[s + 1], terms[s + 2], terms[s + 3]);
         vec4 high = vec4(terms[s + 4], terms[s + 5], terms[s + 6], terms[s + 7]);
         sum = sum + low.x + low.y + low.z + low.w + high.x + high.y + high.z + high.w;
