@@ -12,7 +12,7 @@ from bitnet.core.gpu.fusions import RecurrentInputs
 from bitnet.core.gpu.ops import RowOps, activation_defines, ceil_div
 from bitnet.core.gpu.ops.pairs import pair_of
 from bitnet.core.gpu.ops.products import row_sums
-from bitnet.core.gpu.ops.recurrent import Quantising, Transforming
+from bitnet.core.gpu.ops.recurrent import Quantising, Transforming, transform_source
 from bitnet.core.gpu.ops.variants import Transformed, recurrent_variants
 from bitnet.core.hal import (
     CausalConv,
@@ -21,7 +21,6 @@ from bitnet.core.hal import (
     Embed,
     GatedQuant,
     GluNormQuant,
-    NormQuant,
     NormRows,
     TernaryMatmul,
 )
@@ -214,14 +213,7 @@ class RecurrentLaunches:
                 tokens.
         """
         width, weight, transform = ctx.shape(op.out)[1], op.weight, op.transform
-        kind, x, gate = 0, product, ctx.step
-        if isinstance(op, GluNormQuant):
-            kind, x = (0, product) if product is not None else (1, ctx.tensors[op.gate_up])
-        elif isinstance(op, NormQuant):
-            x = ctx.tensors[op.x]
-        else:
-            kind, x, gate = 2, ctx.tensors[op.x], ctx.tensors[op.gate]
-        assert x is not None
+        kind, x, gate = transform_source(ctx, op, product)
         sums = self._needs_sums(ctx, op.out, bucket)
         cluster = 1 if sums else self._cluster(width, bucket.tokens)
         signs = None if transform is None else transform.signs

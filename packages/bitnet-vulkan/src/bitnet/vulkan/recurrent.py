@@ -12,9 +12,9 @@ from bitnet.core.gpu import Bucket, Buffer, Context, Dispatch, Launch, launch
 from bitnet.core.gpu.fusions import GatedTransform, RecurrentInputs
 from bitnet.core.gpu.ops import RowOps, activation_defines, ceil_div
 from bitnet.core.gpu.ops.products import ProductInput, glu_products
-from bitnet.core.gpu.ops.recurrent import Quantising, Transforming
+from bitnet.core.gpu.ops.recurrent import Quantising, Transforming, transform_source
 from bitnet.core.gpu.ops.variants import Transformed, recurrent_variants
-from bitnet.core.hal import DeltaGates, Embed, GatedQuant, GluNormQuant, NormQuant, NormRows, TernaryMatmul
+from bitnet.core.hal import DeltaGates, Embed, GatedQuant, GluNormQuant, NormRows, TernaryMatmul
 from bitnet.vulkan.hardware import Hardware
 
 GROUP, TURN = 256, 1024
@@ -79,14 +79,7 @@ class RecurrentLaunches:
             product: ``act(gate) · up`` of a :class:`GluNormQuant`, if another kernel has computed it.
         """
         width, weight, transform, hardware = ctx.shape(op.out)[1], op.weight, op.transform, self.hardware
-        kind, x, gate = 0, product, ctx.step
-        if isinstance(op, GluNormQuant):
-            kind, x = (0, product) if product else (1, ctx.tensors[op.gate_up])
-        elif isinstance(op, NormQuant):
-            x = ctx.tensors[op.x]
-        else:
-            kind, x, gate = 2, ctx.tensors[op.x], ctx.tensors[op.gate]
-        assert x is not None
+        kind, x, gate = transform_source(ctx, op, product)
         turns = ceil_div(width, hardware.group // GROUP * TURN) if hardware.group >= GROUP else 0
         head = width if kind != 2 or weight is None else ctx.program.weights[weight].shape[0]
         normed_heads, block = kind == 2 and weight is not None, transform.block if transform else 1

@@ -13,9 +13,9 @@ from bitnet.core.gpu.fusions import GatedTransform, RecurrentInputs
 from bitnet.core.gpu.ops import RowOps, activation_defines, ceil_div, next_power_of_two, power_of_two
 from bitnet.core.gpu.ops.pairs import pair_of
 from bitnet.core.gpu.ops.products import glu_products, row_sums
-from bitnet.core.gpu.ops.recurrent import Quantising, Transforming
+from bitnet.core.gpu.ops.recurrent import Quantising, Transforming, transform_source
 from bitnet.core.gpu.ops.variants import Transformed, recurrent_variants
-from bitnet.core.hal import CausalConv, DeltaGates, Embed, GatedQuant, NormQuant, NormRows
+from bitnet.core.hal import CausalConv, DeltaGates, Embed, GatedQuant, GluNormQuant, NormRows
 
 EACH = 16
 """Elements of a row that a work-item of transform_quant has in each pass."""
@@ -23,8 +23,6 @@ MIN_GROUP, MAX_GROUPS = 32, (256, 512)
 """Minimum work-items of its work-groups, and maximum on CPUs and on GPUs."""
 MAX_PASSES = 8
 """Passes, whose elements a work-item holds in registers."""
-GLU, GATED = 1, 2
-"""Kinds of what it quantises besides rows as they are, with the kernel's numbers."""
 
 
 class RecurrentLaunches:
@@ -96,22 +94,18 @@ class RecurrentLaunches:
             gates: Decays and strengths of the same rows with the same norm, to compute in the same launch.
         """
         width, weight, transform = ctx.shape(op.out)[1], op.weight, op.transform
+        kind, x, gate = transform_source(ctx, op, product)
         signs = None if transform is None else transform.signs
         group = self._work_items(width)
         passes = ceil_div(width, group * EACH)
         bits = 0 if transform is None else transform.block.bit_length() - 1
         defines = {"WG": group, "DIM": width, "PASSES": passes, "BITS": bits}
-        defines |= {"SIGNS": int(signs is not None), "KIND": 0, "NORM": int(weight is not None), "GATES": 0}
-        x, gate = product, ctx.step
+        defines |= {"SIGNS": int(signs is not None), "KIND": kind, "NORM": int(weight is not None), "GATES": 0}
         if isinstance(op, GatedQuant):
             head = width if weight is None else ctx.program.weights[weight].shape[0]
-            x, gate = ctx.tensors[op.x], ctx.tensors[op.gate]
-            defines |= {"KIND": GATED, "HEAD": head, "SILU": int(op.activation == "silu"), "UNTILE": op.untile}
-        elif isinstance(op, NormQuant):
-            x = ctx.tensors[op.x]
-        elif x is None:
-            x = ctx.tensors[op.gate_up]
-            defines |= {"KIND": GLU, **activation_defines(op.activation)}
+            defines |= {"HEAD": head, "SILU": int(op.activation == "silu"), "UNTILE": op.untile}
+        elif isinstance(op, GluNormQuant) and kind:
+            defines |= activation_defines(op.activation)
         factors = (ctx.dense(name).data if name else ctx.step for name in (weight, signs))
         outs = ctx.tensors[op.out], ctx.tensors[op.scale], row_sums(ctx, op.out)
         args: tuple[Arg, ...] = (ctx.step, x, gate, *factors, np.float32(op.eps), *outs)

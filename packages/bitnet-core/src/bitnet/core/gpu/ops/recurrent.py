@@ -2,7 +2,7 @@
 
 A quantisation with a transform takes three or four launches: what it transforms goes to working memory as f32 (files
 ``norm_values``, ``glu_values`` and ``gated_values``), is transformed there (``hadamard``), and is then quantised
-(``norm_quant`` without a norm). CUDA and OpenCL C have a kernel for all of it, where it supports the shape.
+(``norm_quant`` without a norm). CUDA, OpenCL C and Vulkan have a kernel for all of it, where it supports the shape.
 """
 
 from __future__ import annotations
@@ -37,6 +37,21 @@ Quantising: TypeAlias = NormQuant | GluNormQuant | GatedQuant
 Transforming: TypeAlias = Quantising | NormRows | Embed
 Absmax: TypeAlias = Callable[[Context, Quantising, Buffer, Bucket], Launch]
 """As :meth:`RowOps.absmax`."""
+
+
+def transform_source(ctx: Context, op: Quantising, product: Buffer | None = None) -> tuple[int, Buffer, Buffer]:
+    """What a kernel that transforms and quantises reads: its KIND, and two buffers.
+
+    Kinds: 0, rows as they are; 1, gates and ups; 2, rows, and their gates in the second buffer, which others leave.
+
+    Args:
+        product: ``act(gate) · up`` of a ``GluNormQuant``, if another kernel has computed it.
+    """
+    if isinstance(op, GatedQuant):
+        return 2, ctx.tensors[op.x], ctx.tensors[op.gate]
+    if isinstance(op, NormQuant):
+        return 0, ctx.tensors[op.x], ctx.step
+    return (1, ctx.tensors[op.gate_up], ctx.step) if product is None else (0, product, ctx.step)
 
 
 @dataclass(frozen=True, slots=True)
