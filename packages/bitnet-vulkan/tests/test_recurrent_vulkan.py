@@ -175,5 +175,6 @@ def test_a_defect_is_caught(
 
     monkeypatch.setattr(pipelines, "module", wrong)
     with pytest.raises(AssertionError):
-        check(opened("whole"), rng)
+        for _ in range(4):  # the attention of a random model may hardly see a wrong angle
+            check(opened("whole"), rng)
     assert replaced
