@@ -41,7 +41,7 @@ from bitnet.core.testing.rig import dense, tensor, ternary
 from bitnet.core.testing.tables import Table, random_table
 from bitnet.cuda import compiler
 from bitnet.cuda.device import architecture
-from bitnet.cuda.groups import MIN_SLOTS, few_groups_product, group_shape, group_slots
+from bitnet.cuda.groups import MIN_SLOTS, few_groups_product, few_groups_shape, group_slots
 from bitnet.cuda.ops import SOURCES, CudaOps
 from bitnet.cuda.slices import slice_product, slice_shape, slice_slots
 
@@ -385,7 +385,7 @@ def test_groups_of_few_tokens_leave_attention_its_cache(rows: int, cols: int, to
     context = Context(NoDevice(), program, StepLayout(LIMITS))  # type: ignore[arg-type]
     op = next(op for op in program.ops if isinstance(op, TernaryMatmul))
     w = TernaryBuffer(Memory(0), Memory(0), rows, cols, cols // 4, 128)
-    found = group_shape(w, tokens, 132)
+    found = few_groups_shape(w, tokens, 132)
     assert found is not None
     context._ternary[op.weights] = w
     launch = few_groups_product(context, op, tokens, context.tensors[op.out], "", found, bounded=False)
@@ -395,7 +395,7 @@ def test_groups_of_few_tokens_leave_attention_its_cache(rows: int, cols: int, to
 
 def test_groups_of_few_tokens_need_whole_vectors_of_scales() -> None:
     def shape(cols: int, group: int | None, tokens: int) -> object:
-        return group_shape(TernaryBuffer(Memory(0), Memory(0), 512, cols, cols // 4, group), tokens, 132)
+        return few_groups_shape(TernaryBuffer(Memory(0), Memory(0), 512, cols, cols // 4, group), tokens, 132)
 
     assert shape(2048, 128, 64)
     refused = (2048, 128, 65), (2048, 128, 16), (2048, 64, 64), (2048, None, 64), (1920, 128, 64), (1 << 20, 128, 64)

@@ -453,7 +453,7 @@ class TestConformance(ConformanceSuite):
         shape: GroupShape,
     ) -> None:
         """Each kind of tile, ragged in rows and tokens; rings that hold all groups, and some."""
-        monkeypatch.setattr(products, "group_shape", lambda *_: shape)
+        monkeypatch.setattr(products, "few_groups_shape", lambda *_: shape)
         check_groups(device, rng, grouped)
 
     @pytest.mark.parametrize("norm", [False, True], ids=["quantise", "norm"])

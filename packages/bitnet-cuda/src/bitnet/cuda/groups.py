@@ -49,7 +49,7 @@ START = 2200
 """Nanoseconds of a block besides its groups."""
 
 
-def group_shape(w: TernaryBuffer, tokens: int, multiprocessors: int) -> GroupShape | None:
+def few_groups_shape(w: TernaryBuffer, tokens: int, multiprocessors: int) -> GroupShape | None:
     """The shape with the least estimated time for a matrix, or None if the kernel does not compute the product."""
 
     def time(shape: GroupShape) -> int:

@@ -20,7 +20,7 @@ from bitnet.core.gpu.ops.scaled import group_product
 from bitnet.core.hal import DenseMatmul, TernaryMatmul
 from bitnet.cuda.bits import bits_product, bits_shape
 from bitnet.cuda.few import FewShape, few_product, few_shape
-from bitnet.cuda.groups import few_groups_product, group_shape
+from bitnet.cuda.groups import few_groups_product, few_groups_shape
 from bitnet.cuda.planes import codes_of
 from bitnet.cuda.slices import SliceShape, slice_product, slice_shape
 from bitnet.cuda.tiles import ALIGNMENT, MANY_TOKENS, PANEL, TILES, ProductTile, TiledMatrix, group_tile, product_tile
@@ -295,7 +295,7 @@ class Products:
         w = ternary(ctx, op.weights)
         if slices := self._slices(w, bucket.tokens):
             return slice_product(ctx, op, bucket.tokens, out, activation, slices)
-        if self._wgmma and (group := group_shape(w, bucket.tokens, self._multiprocessors)):
+        if self._wgmma and (group := few_groups_shape(w, bucket.tokens, self._multiprocessors)):
             bounded = self.bounded(ctx, op.x)
             return few_groups_product(ctx, op, bucket.tokens, out, activation, group, bounded=bounded)
         codes = self.codes(ctx, op.x, bucket)

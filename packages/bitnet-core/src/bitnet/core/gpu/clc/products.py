@@ -76,13 +76,9 @@ class Products:
     def pair(self, ctx: Context, op: TernaryMatmul, bucket: Bucket, pair: Pair) -> Launch:
         """Two products of few tokens, and the convolution of the first one, which is ``op``."""
         x = ProductInput(ctx.tensors[op.x], scale=ctx.tensors[op.scale])
-        launch, shape = (
-            self._groups(ctx, op, bucket, x, pair.convolved, activation=""),
-            group_shape(pair.first, bucket.tokens),
-        )
-        first, second = (group_grid(w, bucket.tokens, shape) for w in (pair.first, pair.second))
-        grid = (first[0] + second[0], first[1], 1)
-        return paired(launch, grid, pair)
+        launch = self._groups(ctx, op, bucket, x, pair.convolved, activation="")
+        more, _, _ = group_grid(pair.second, bucket.tokens, group_shape(pair.first, bucket.tokens))
+        return paired(launch, (launch.grid[0] + more, launch.grid[1], 1), pair)
 
     def tiled(self, ctx: Context, op: TernaryMatmul, bucket: Bucket, out: Buffer, *, activation: str = "") -> Launch:
         """A product of many tokens."""
