@@ -57,6 +57,8 @@ SHAPES = {
     "SIGNS": 1,
     "WINDOW": 0,
     "EXPERTS": 256,
+    "BITS": 7,
+    "PASSES": 1,
 }
 """Of BitNet b1.58 2B4T's layers; of those with scales of groups, the narrowest groups there are; of Bonsai 27B's hybrid
 layers."""
@@ -77,6 +79,8 @@ def specs(sub_group: int = 8, xmx: bool = False) -> list[tuple[str, KernelSpec, 
             shapes = {name: SHAPES[name] for name in family.shapes}
             if choices.get("GLU"):
                 shapes["LANES"] = 16  # as the lowering has it
+            if file == "transform_quant":
+                shapes["DIM"] = 4096
             if file == "attention_decode":
                 shapes["WG"] = 128
             if file == "ternary_groups":

@@ -99,6 +99,10 @@ def test_every_module_is_built(on_product: Any, product: str) -> None:
     assert {kernel: made for kernel, made in found.items() if made and "ternary_gemm" not in kernel} == {}
 
 
+def test_every_module_has_shapes() -> None:
+    assert {spec.file for width in (8, 16) for _, spec, _ in modules.specs(width, xmx=True)} == {*FAMILIES}
+
+
 @pytest.mark.parametrize(("product", "compiler"), TARGETS)
 @pytest.mark.nightly(unless_changed=FAMILY)
 def test_decode_kernels_keep_their_registers(asking: Any, product: str, compiler: str) -> None:

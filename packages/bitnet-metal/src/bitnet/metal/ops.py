@@ -98,7 +98,7 @@ PLAIN = Vendor(
     windows=MetalAttention,
     groups=lambda abilities: HeadOps(abilities).table(),
     leaves_out=fits,
-    fuses_transforms=False,
+    transform_passes=0,
 )
 """The kernels that every device runs, as the family's lowering takes them."""
 MATRICES = replace(

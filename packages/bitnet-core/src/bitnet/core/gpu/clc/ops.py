@@ -113,8 +113,8 @@ class ClcOps:
             **vendor.groups(abilities),
             **expert_variants(self._rows, abilities.local_bytes),
         }
-        if vendor.fuses_transforms:
-            recurrent = RecurrentLaunches(abilities, self._products, self._rows, self._table).table()
+        if passes := vendor.transform_passes:
+            recurrent = RecurrentLaunches(abilities, self._products, self._rows, self._table, passes).table()
         else:
             recurrent = recurrent_variants(self._rows, self._table)
         self._table = {**self._table, **embedder_variants(self._rows, self._table, self._product), **recurrent}

@@ -21,8 +21,6 @@ EACH = 16
 """Elements of a row that a work-item of transform_quant has in each pass."""
 MIN_GROUP, MAX_GROUPS = 32, (256, 512)
 """Minimum work-items of its work-groups, and maximum on CPUs and on GPUs."""
-MAX_PASSES = 8
-"""Passes, whose elements a work-item holds in registers."""
 
 
 class RecurrentLaunches:
@@ -30,12 +28,13 @@ class RecurrentLaunches:
 
     Args:
         plain: The entries of operations without transforms.
+        passes: Maximum passes over a row of transform_quant, whose elements a work-item holds in registers.
     """
 
-    def __init__(self, abilities: Abilities, products: Products, rows: RowOps, plain: Dispatch) -> None:
+    def __init__(self, abilities: Abilities, products: Products, rows: RowOps, plain: Dispatch, passes: int) -> None:
         self._group = power_of_two(min(abilities.group, MAX_GROUPS[abilities.gpu]))
         self._local, self._products, self._gpu = abilities.local_bytes, products, abilities.gpu
-        self._shared = recurrent_variants(rows, plain)
+        self._shared, self._passes = recurrent_variants(rows, plain), passes
 
     def table(self) -> Dispatch:
         """The entries of operations of recurrent layers and of those with transforms."""
@@ -133,5 +132,5 @@ class RecurrentLaunches:
             if head % EACH:
                 return False
         local = 4 * group * (EACH + 1) + 8 * group + 4 * heads
-        fits = block <= group * EACH and ceil_div(width, group * EACH) <= MAX_PASSES and local <= self._local
+        fits = block <= group * EACH and ceil_div(width, group * EACH) <= self._passes and local <= self._local
         return width % EACH == 0 and group >= MIN_GROUP and fits

@@ -33,7 +33,8 @@ class Vendor:
         otherwise: The kind of matrix products to use if the trial fails.
         leaves_out: As :class:`~bitnet.core.gpu.Lowering`'s.
         windows: Launches of attention to windows, which most vendors' kernels for matrix units have no variants for.
-        fuses_transforms: Whether there are the kernels of :mod:`bitnet.core.gpu.clc.recurrent`.
+        transform_passes: Maximum passes over a row of ``transform_quant``, which holds their elements in registers; 0
+            if there are no kernels of :mod:`bitnet.core.gpu.clc.recurrent`.
     """
 
     trial: KernelSpec | None = None
@@ -43,7 +44,7 @@ class Vendor:
     otherwise: Matrix = "none"
     leaves_out: Callable[[Context], bool] = lambda _: False
     windows: type[AttentionOps] = AttentionOps
-    fuses_transforms: bool = True
+    transform_passes: int = 8
 
 
 PLAIN = Vendor()
@@ -63,9 +64,10 @@ VENDORS: Mapping[Matrix, Vendor] = {
     "mfma64": AMD,
     "wmma11": AMD,
     "wmma12": AMD,
-    "intel": Vendor(trial("intel"), IntelProducts),
-    "xmx8": Vendor(trial("xmx8"), IntelProducts, IntelAttention, otherwise="intel"),
-    "xmx16": Vendor(trial("xmx16"), IntelProducts, IntelAttention),
+    # Intel's compilers keep the elements of a second pass in memory (decision 0139).
+    "intel": Vendor(trial("intel"), IntelProducts, transform_passes=1),
+    "xmx8": Vendor(trial("xmx8"), IntelProducts, IntelAttention, otherwise="intel", transform_passes=1),
+    "xmx16": Vendor(trial("xmx16"), IntelProducts, IntelAttention, transform_passes=1),
 }
 """Vendor of each kind of matrix unit."""
 
