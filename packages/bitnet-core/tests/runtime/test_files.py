@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 
 from bitnet.core.errors import BitNetError
-from bitnet.core.support.files import replacing
+from bitnet.core.support.files import length, replacing
 
 
 def test_whole_or_not_at_all(tmp_path: Path) -> None:
@@ -59,3 +60,22 @@ def test_where_nothing_can_be_written(tmp_path: Path, name: str) -> None:
     with pytest.raises(BitNetError, match="cannot be written"), replacing(tmp_path / name) as file:
         file.write(b"x")
     assert [p.name for p in tmp_path.iterdir()] == ["file"]
+
+
+def test_the_length_of_a_file_that_comes_and_goes(tmp_path: Path) -> None:
+    path, other = tmp_path / "x", tmp_path / "y"
+    assert length(path) == 0
+    path.write_bytes(b"12345")
+
+    def rename() -> None:
+        for _ in range(20_000):
+            path.rename(other)
+            other.rename(path)
+
+    with ThreadPoolExecutor(1) as pool:
+        renaming = pool.submit(rename)
+        seen = {length(path)}
+        while not renaming.done():
+            seen.add(length(path))
+    assert seen <= {0, 5}
+    assert length(path) == 5

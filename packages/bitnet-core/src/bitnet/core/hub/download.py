@@ -29,7 +29,7 @@ from bitnet.core.hub.errors import (
 )
 from bitnet.core.hub.remote import BRANCH, Listing, answering, host
 from bitnet.core.hub.transport import body, opened
-from bitnet.core.support.files import free_space
+from bitnet.core.support.files import free_space, incomplete, length
 from bitnet.core.support.units import size
 
 WAITS = (0.5, 1.0, 2.0, 4.0)
@@ -74,7 +74,7 @@ def _fetch_one(listing: Listing, file: RemoteFile, folder: Path, pointer: Path, 
     with _locked(folder, blob.name):
         if not pointer.exists():
             if not blob.exists():
-                partial = _partial(blob)
+                partial = incomplete(blob)
                 blob.parent.mkdir(parents=True, exist_ok=True)
                 _download(listing, file, partial, progress)
                 _check_hash(listing, file, partial)
@@ -91,17 +91,17 @@ def _download(listing: Listing, file: RemoteFile, partial: Path, progress: Progr
     looks: dict[str, Any] = {"total": file.size, "unit": "B", "unit_scale": True, "desc": file.path}
     # None: on a terminal only
     with tqdm(**looks, disable=None if progress is None else True) as bar:  # type: ignore[no-untyped-call]
-        while (have := _length(partial)) < file.size:
+        while (have := length(partial)) < file.size:
             bar.update(have - bar.n)
             arrived = bar.update if progress is None else _counted(progress, file, have)
             arrived(0)
             try:
                 with answering(listing.repo):
                     _transfer(listing, file, partial, have, arrived)
-                if _length(partial) == have:
+                if length(partial) == have:
                     raise HubUnreachableError("the server sends no more data.")
             except HubUnreachableError as error:
-                if _length(partial) > have:
+                if length(partial) > have:
                     waits = iter(WAITS)
                 elif (wait := next(waits, None)) is not None:
                     time.sleep(wait)
@@ -161,7 +161,7 @@ def _check_hash(listing: Listing, file: RemoteFile, path: Path) -> None:
 
 def _check_room(folder: Path, files: Sequence[RemoteFile]) -> None:
     blobs = {blob: file.size for file in files if (blob := _blob(folder, file)) is not None and not blob.exists()}
-    needed = sum(max(0, total - _length(_partial(blob))) for blob, total in blobs.items())
+    needed = sum(max(0, total - length(incomplete(blob))) for blob, total in blobs.items())
     if needed > free_space(folder):
         raise _no_room(folder, needed)
 
@@ -177,14 +177,6 @@ def _no_room(folder: Path, needed: int | None = None) -> DiskFullError:
 def _blob(folder: Path, file: RemoteFile) -> Path | None:
     name = file.sha256 or file.git_sha1
     return None if name is None else folder / "blobs" / name
-
-
-def _partial(blob: Path) -> Path:
-    return blob.with_name(f"{blob.name}.incomplete")
-
-
-def _length(path: Path) -> int:
-    return path.stat().st_size if path.exists() else 0
 
 
 def _link(blob: Path, pointer: Path) -> None:

@@ -20,7 +20,7 @@ from bitnet.core.errors import BitNetError, brief
 from bitnet.core.gguf.split import part_name
 from bitnet.core.hub.address import check_address
 from bitnet.core.support.cache import cache_folder
-from bitnet.core.support.files import free_space
+from bitnet.core.support.files import free_space, incomplete, length
 from bitnet.core.support.units import size
 
 if TYPE_CHECKING:
@@ -64,7 +64,7 @@ def locate(address: str, *, tell: Callable[[str], None]) -> Path:
             missing = [i for i, file in enumerate(files) if not file.exists()]
             if missing:
                 tell(f"{address}: {size(sum(found[i]['size'] for i in missing))}")
-                _check_room(folder, sum(found[i]["size"] - _length(_partial(files[i])) for i in missing), address)
+                _check_room(folder, sum(found[i]["size"] - length(incomplete(files[i])) for i in missing), address)
             for i in missing:
                 _download(store, address, keys[i], found[i], files[i])
     return files[0]
@@ -101,8 +101,8 @@ def _download(store: ObjectStore, address: str, key: str, about: ObjectMeta, fil
     """Append what is missing to the unfinished file, and name it once it is whole."""
     import obstore
 
-    partial = _partial(file)
-    have = _length(partial)
+    partial = incomplete(file)
+    have = length(partial)
     if have < about["size"] or not partial.exists():
         options: Any = {"range": {"offset": have}} if have else {}
         if about["e_tag"] is not None:
@@ -111,9 +111,9 @@ def _download(store: ObjectStore, address: str, key: str, about: ObjectMeta, fil
             if about["size"]:
                 for data in obstore.get(store, key, options=options):
                     out.write(data)
-    if (length := _length(partial)) != about["size"]:
+    if (came := length(partial)) != about["size"]:
         partial.unlink()
-        raise ObjectStoreError(f"{brief(address)} has {about['size']:,} bytes, but {length:,} came.")
+        raise ObjectStoreError(f"{brief(address)} has {about['size']:,} bytes, but {came:,} came.")
     partial.replace(file)
 
 
@@ -161,14 +161,6 @@ def _check_room(folder: Path, needed: int, address: str) -> None:
             f"{brief(address)} needs {size(needed)}; {size(free)} are free on the disk of {folder}.",
             hint="Remove files there, or move bitnet's cache with BITNET_CACHE_DIR.",
         )
-
-
-def _partial(file: Path) -> Path:
-    return file.with_name(f"{file.name}.incomplete")
-
-
-def _length(path: Path) -> int:
-    return path.stat().st_size if path.exists() else 0
 
 
 def _short(text: str) -> str:

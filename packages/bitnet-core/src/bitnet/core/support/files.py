@@ -131,6 +131,19 @@ def free_space(path: Path) -> int:
     return shutil.disk_usage(path).free
 
 
+def incomplete(path: Path) -> Path:
+    """Where a download of the file is kept until it is whole."""
+    return path.with_name(f"{path.name}.incomplete")
+
+
+def length(path: Path) -> int:
+    """Bytes of the file; 0 if there is none, which another process may have renamed at any time."""
+    try:
+        return path.stat().st_size
+    except FileNotFoundError:
+        return 0
+
+
 def _settle(file: BinaryIO) -> None:
     file.flush()
     os.fsync(file.fileno())
