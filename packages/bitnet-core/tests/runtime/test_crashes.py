@@ -18,6 +18,7 @@ from typing import Any
 import pytest
 
 from bitnet.core.devices import crashes, registry
+from bitnet.core.support.files import lock
 
 POSIX = sys.platform != "win32"
 BITNET = "import sys; from bitnet.core.cli import main; sys.exit(main({args!r}))"
@@ -229,6 +230,26 @@ def test_a_marker_of_a_process_that_lives_says_nothing(tmp_path: Path, monkeypat
     monkeypatch.setenv("BITNET_CACHE_DIR", str(tmp_path))
     with crashes.watching("acme"), crashes.watching("acme:0"), crashes.watching("acmeover"):
         assert not crashes.left_by("acme")
+    assert list((tmp_path / "running").iterdir()) == []
+
+
+@pytest.mark.skipif(not POSIX, reason="Windows renames no open file")
+def test_a_marker_that_is_made_says_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another process may look at any moment: before the marker is locked, and just as it is."""
+    monkeypatch.setenv("BITNET_CACHE_DIR", str(tmp_path))
+    seen: list[object] = []
+
+    def looked_at(handle: int) -> None:
+        if not seen:
+            seen.append(None)
+            seen.append(crashes.left_by("acme"))
+        lock(handle)
+
+    monkeypatch.setattr(crashes, "lock", looked_at)
+    with crashes.watching("acme:0"):
+        assert seen == [None, {}]
+        assert not crashes.left_by("acme")
+        assert [path.name.rpartition("@")[0] for path in (tmp_path / "running").iterdir()] == ["acme@0"]
     assert list((tmp_path / "running").iterdir()) == []
 
 

@@ -2,13 +2,24 @@
 
 from __future__ import annotations
 
+import shutil
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from bitnet.core.errors import BitNetError
-from bitnet.core.support.files import length, replacing
+from bitnet.core.support.files import (
+    _remove_abandoned,
+    files_below,
+    free_space,
+    length,
+    lock,
+    replacing,
+    resolved,
+)
 
 
 def test_whole_or_not_at_all(tmp_path: Path) -> None:
@@ -79,3 +90,89 @@ def test_the_length_of_a_file_that_comes_and_goes(tmp_path: Path) -> None:
             seen.add(length(path))
     assert seen <= {0, 5}
     assert length(path) == 5
+
+
+def test_a_new_file_is_not_taken_for_abandoned(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where files have names from the beginning, another writer of the same one may come at each moment."""
+    files = "bitnet.core.support.files"
+    monkeypatch.setattr(f"{files}._unnamed", lambda folder: None)
+    path, came = tmp_path / "x", 0
+
+    def removing(call: Callable[..., Any]) -> Callable[..., Any]:
+        def first(*args: Any) -> Any:
+            nonlocal came
+            if came < 20:
+                came += 1
+                _remove_abandoned(path)
+            return call(*args)
+
+        return first
+
+    monkeypatch.setattr(f"{files}.lock", removing(lock))
+    monkeypatch.setattr(Path, "replace", removing(Path.replace))
+    for content in (b"one", b"two"):
+        came = 19  # before it is locked, or before it takes its name
+        with replacing(path) as file:
+            file.write(content)
+            came = 19
+        assert path.read_bytes() == content
+        assert came == 20
+    assert [found.name for found in tmp_path.iterdir()] == ["x"]
+
+
+def test_a_folder_that_is_read_while_it_is_removed(tmp_path: Path) -> None:
+    made = [tmp_path / str(i) / "a" / "b.gguf" for i in range(40)]
+
+    def change() -> None:
+        for _ in range(6):
+            for path in made:
+                path.parent.mkdir(parents=True, exist_ok=True)
+                path.touch()
+            for path in made:
+                shutil.rmtree(path.parents[1])
+
+    with ThreadPoolExecutor(1) as pool:
+        changing = pool.submit(change)
+        while not changing.done():
+            assert set(files_below(tmp_path, ".gguf")) <= {*made}
+        changing.result()
+    assert files_below(tmp_path) == []
+    assert files_below(tmp_path / "absent") == []
+    made[3].parent.mkdir(parents=True)
+    made[3].touch()
+    (tmp_path / "z.gguf").symlink_to("nowhere")
+    (tmp_path / "y").touch()
+    assert files_below(tmp_path, ".gguf") == [made[3], tmp_path / "z.gguf"]
+    assert files_below(tmp_path) == [made[3], tmp_path / "y", tmp_path / "z.gguf"]
+
+
+def test_a_link_that_is_read_while_it_is_removed(tmp_path: Path) -> None:
+    path, target = tmp_path / "link", tmp_path / "file"
+
+    def change() -> None:
+        for _ in range(400):
+            path.symlink_to(target)
+            path.unlink()
+
+    with ThreadPoolExecutor(1) as pool:
+        changing = pool.submit(change)
+        while not changing.done():
+            assert resolved(path) in (path, target)
+        changing.result()
+
+
+def test_free_space_beside_a_folder_that_goes(tmp_path: Path) -> None:
+    folder = tmp_path / "a" / "b"
+    (tmp_path / "file").touch()
+
+    def change() -> None:
+        for _ in range(500):
+            folder.mkdir(parents=True)
+            folder.rmdir()
+            folder.parent.rmdir()
+
+    with ThreadPoolExecutor(1) as pool:
+        changing = pool.submit(change)
+        while not changing.done():
+            assert free_space(folder) > 0
+    assert free_space(tmp_path / "file" / "x") > 0

@@ -14,7 +14,7 @@ import pytest
 from bitnet.core.devices import examine
 from bitnet.core.devices.plugin import Plugin
 from bitnet.core.hal import ProbeStatus
-from bitnet.core.support.helper import Helper, HelperProcess, HelperStartError, Limits, Program
+from bitnet.core.support.helper import Helper, HelperEnded, HelperProcess, HelperStartError, Limits, Program
 from bitnet.core.support.helper import process as processes
 from bitnet.core.support.helper.program import command, job
 
@@ -121,3 +121,28 @@ def test_an_examined_backend_that_answers_nonsense_is_broken(
     monkeypatch.setattr(examine, "MODULE", "examinee")
     (found,) = examine.examine_all({"b": Plugin("b", "bitnet-b", "1", lambda: None)})
     assert (found.report.probe.status, found.crashed) == (ProbeStatus.BROKEN, {"b": reason})
+
+
+def test_a_helper_that_another_thread_ends_meanwhile(tmp_path: Path) -> None:
+    """Whatever moment it is, a request is answered or its helper has ended."""
+    helper = Helper(Program(program(tmp_path, "import sys\nsys.stdin.read()"), "it is tried"))
+
+    class Ended:
+        """A process that another thread ends as it is looked at."""
+
+        @property
+        def alive(self) -> bool:
+            helper.end()
+            return True
+
+        def end(self) -> None:
+            pass
+
+        def ready(self) -> None:
+            raise HelperEnded("crash")
+
+    helper._running = Ended()  # type: ignore[assignment]
+    assert not helper.fresh
+    helper._running = Ended()  # type: ignore[assignment]
+    with pytest.raises(HelperEnded):
+        helper.ask(b"", Limits(30))

@@ -18,6 +18,9 @@ from bitnet.core.support.cache import cache_folder
 from bitnet.core.support.files import lock
 
 _FOLDER, _BETWEEN = "running", "@"
+_NEW = "" if sys.platform == "win32" else "."
+"""How the name of a marker begins until it is locked: others would think that its process has ended. Windows renames no
+open file."""
 
 
 @contextlib.contextmanager
@@ -55,7 +58,7 @@ def forget(markers: Iterable[Path]) -> None:
 
 def _mark(what: str) -> tuple[int, Path | None]:
     backend, _, index = what.partition(":")
-    prefix = _BETWEEN.join((backend, index, ""))
+    prefix = _NEW + _BETWEEN.join((backend, index, ""))
     try:
         folder = cache_folder() / _FOLDER
         try:
@@ -65,9 +68,12 @@ def _mark(what: str) -> tuple[int, Path | None]:
             handle, name = tempfile.mkstemp(prefix=prefix, dir=folder)
     except (OSError, RuntimeError):
         return -1, None
+    made = Path(name)
     with contextlib.suppress(OSError):  # not every file system has locks; then a child must find out
         lock(handle)
-    return handle, Path(name)
+    with contextlib.suppress(OSError):  # somebody may have removed it
+        made = made.rename(made.with_name(made.name.removeprefix(_NEW)))
+    return handle, made
 
 
 def _abandoned(backend: str) -> Iterator[tuple[Path, str]]:

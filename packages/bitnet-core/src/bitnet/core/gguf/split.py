@@ -6,6 +6,8 @@ import re
 from pathlib import Path
 from typing import NamedTuple
 
+from bitnet.core.support.files import length
+
 _PART = re.compile(r"(?P<begin>.*)-(?P<number>\d{5})-of-(?P<count>\d{5})(?P<end>\.gguf)?", re.IGNORECASE | re.DOTALL)
 
 
@@ -52,4 +54,4 @@ def part_paths(path: Path) -> list[Path]:
 
 def model_bytes(path: Path) -> int:
     """Bytes of a model's file, or of all parts of a split model; those that are missing have none."""
-    return sum(part.stat().st_size for part in part_paths(path) if part.is_file())
+    return sum(map(length, part_paths(path)))

@@ -8,11 +8,12 @@ from pathlib import Path
 
 from bitnet.core.errors import BitNetError
 from bitnet.core.gguf import GGUFFile
-from bitnet.core.gguf.split import part_paths
+from bitnet.core.gguf.split import model_bytes, part_paths
 from bitnet.core.hub.choice import RemoteFile, choose
 from bitnet.core.hub.errors import HubNotInstalledError, ModelNotFoundError
 from bitnet.core.hub.names import HubName
 from bitnet.core.hub.remote import BRANCH, library
+from bitnet.core.support.files import files_below, length, resolved
 
 _COMMIT = re.compile(r"[0-9a-f]{40}")
 
@@ -58,13 +59,11 @@ def models() -> list[CachedModel]:
     found = []
     for repo in repos():
         snapshots, seen = model_folder(repo) / "snapshots", set()
-        for path in sorted(snapshots.glob("*/**/*.gguf")):
-            parts = part_paths(path)
-            if parts and parts[0].is_file() and (blob := path.resolve()) not in seen:
+        for path in files_below(snapshots, ".gguf"):
+            file = path.relative_to(snapshots).as_posix().partition("/")[2]
+            if file and part_paths(path) and path.is_file() and (blob := resolved(path)) not in seen:
                 seen.add(blob)
-                file = path.relative_to(snapshots).as_posix().partition("/")[2]
-                size = sum(part.stat().st_size for part in parts if part.is_file())
-                found.append(CachedModel(repo, file, size, path))
+                found.append(CachedModel(repo, file, model_bytes(path), path))
     return found
 
 
@@ -82,9 +81,9 @@ def find(name: HubName) -> Path | None:
     folder = snapshot(name.repo)
     if folder is None:
         return None
-    paths = {path.relative_to(folder).as_posix(): path for path in folder.rglob("*.gguf") if path.is_file()}
+    paths = {path.relative_to(folder).as_posix(): path for path in files_below(folder, ".gguf") if path.is_file()}
     try:
-        choice = choose(name, [RemoteFile(path, paths[path].stat().st_size) for path in sorted(paths)])
+        choice = choose(name, [RemoteFile(path, length(paths[path])) for path in sorted(paths)])
     except ModelNotFoundError:
         return None
     return None if choice is None else paths[choice.file.path]

@@ -29,7 +29,7 @@ from bitnet.core.hub.errors import (
 )
 from bitnet.core.hub.remote import BRANCH, Listing, answering, host
 from bitnet.core.hub.transport import body, opened
-from bitnet.core.support.files import free_space, incomplete, length
+from bitnet.core.support.files import free_space, incomplete, length, replacing
 from bitnet.core.support.units import size
 
 WAITS = (0.5, 1.0, 2.0, 4.0)
@@ -160,8 +160,10 @@ def _check_hash(listing: Listing, file: RemoteFile, path: Path) -> None:
 
 
 def _check_room(folder: Path, files: Sequence[RemoteFile]) -> None:
-    blobs = {blob: file.size for file in files if (blob := _blob(folder, file)) is not None and not blob.exists()}
-    needed = sum(max(0, total - length(incomplete(blob))) for blob, total in blobs.items())
+    blobs = {blob: file.size for file in files if (blob := _blob(folder, file)) is not None}
+    # The unfinished file first: where another process has just given it its name, the blob is there.
+    left = [(blob, max(0, total - length(incomplete(blob)))) for blob, total in blobs.items()]
+    needed = sum(size for blob, size in left if not blob.exists())
     if needed > free_space(folder):
         raise _no_room(folder, needed)
 
@@ -192,7 +194,8 @@ def _link(blob: Path, pointer: Path) -> None:
 def _name_commit(folder: Path, commit: str) -> None:
     ref = folder / "refs" / BRANCH
     ref.parent.mkdir(parents=True, exist_ok=True)
-    ref.write_text(commit, encoding="ascii")
+    with replacing(ref) as file:  # in one step: for who reads half a commit, the model is not in the cache
+        file.write(commit.encode("ascii"))
 
 
 @contextmanager

@@ -15,6 +15,7 @@ from bitnet.core.hub.choice import encoding
 from bitnet.core.hub.errors import NotInCacheError
 from bitnet.core.hub.names import HubName
 from bitnet.core.hub.remote import library
+from bitnet.core.support.files import files_below, length
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,10 +53,10 @@ def _plan_model(folder: Path) -> Removal:
         shutil.rmtree(folder.parent / ".locks" / folder.name, ignore_errors=True)
         _check_gone(folder)
 
-    snapshots = [path for path in (folder / "snapshots").glob("*/**/*") if not path.is_dir()]
-    files = {path.relative_to(folder / "snapshots").as_posix().partition("/")[2] for path in snapshots}
-    taken = sum(path.lstat().st_size for path in folder.rglob("*") if not path.is_dir() and not path.is_symlink())
-    return Removal(tuple(sorted(files)), taken, remove)
+    snapshots = folder / "snapshots"
+    files = {path.relative_to(snapshots).as_posix().partition("/")[2] for path in files_below(snapshots)}
+    taken = sum(length(path) for path in files_below(folder) if not path.is_symlink())
+    return Removal(tuple(sorted(files - {""})), taken, remove)
 
 
 def _plan_file(name: HubName, folder: Path) -> Removal:

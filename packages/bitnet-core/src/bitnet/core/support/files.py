@@ -99,13 +99,15 @@ def replacing(path: Path) -> Iterator[BinaryIO]:
                 _name(handle, target)
             return
         _remove_abandoned(target)
-        temporary = _temporary(target)
+        temporary, file = _begun(target)
         try:
-            with temporary.open("xb") as file:
-                _mark_in_use(file.fileno())
+            with file:
                 yield file
                 _settle(file)
-            temporary.replace(target)
+                if sys.platform != "win32":  # while it is locked: else another process may take it for abandoned
+                    temporary.replace(target)
+            if sys.platform == "win32":  # which renames no open file
+                temporary.replace(target)
         finally:
             temporary.unlink(missing_ok=True)
     except OSError as error:
@@ -126,9 +128,11 @@ def lock(handle: int) -> None:
 
 def free_space(path: Path) -> int:
     """Bytes free on the disk of a file or a folder, which need not exist yet."""
-    while not path.is_dir():
-        path = path.parent
-    return shutil.disk_usage(path).free
+    while True:
+        try:
+            return shutil.disk_usage(path).free
+        except (FileNotFoundError, NotADirectoryError):
+            path = path.parent
 
 
 def incomplete(path: Path) -> Path:
@@ -139,9 +143,27 @@ def incomplete(path: Path) -> Path:
 def length(path: Path) -> int:
     """Bytes of the file; 0 if there is none, which another process may have renamed at any time."""
     try:
-        return path.stat().st_size
+        info = path.stat()
     except FileNotFoundError:
         return 0
+    return info.st_size if stat.S_ISREG(info.st_mode) else 0
+
+
+def resolved(path: Path) -> Path:
+    """Where links lead; the path as it is if another process removes one meanwhile, for which ``resolve`` may raise."""
+    try:
+        return path.resolve()
+    except OSError:
+        return path.absolute()
+
+
+def files_below(folder: Path, ending: str = "") -> list[Path]:
+    """What is in a folder and its subfolders, except folders, and has a name with this ending; sorted.
+
+    A folder that another process has removed, also while this reads it, has nothing; ``Path.rglob`` may raise.
+    """
+    found = ((parent, name) for parent, _, names in os.walk(folder) for name in names if name.endswith(ending))
+    return sorted(Path(parent, name) for parent, name in found)
 
 
 def _settle(file: BinaryIO) -> None:
@@ -187,11 +209,25 @@ def _link(handle: int, name: str, folder: int) -> None:
     os.link(f"{_DESCRIPTORS}/{handle}", name, dst_dir_fd=folder, follow_symlinks=True)
 
 
-def _mark_in_use(handle: int) -> None:
-    """Lock a temporary file while it is open, so that other processes know it is not abandoned."""
-    if sys.platform != "win32":
-        with suppress(OSError):  # the file system has no locks, so others cannot lock it either
-            lock(handle)
+def _begun(target: Path) -> tuple[Path, BinaryIO]:
+    """A new temporary file, locked while it is open, so that other processes know it is not abandoned."""
+    while True:
+        temporary = _temporary(target)
+        file = temporary.open("xb")
+        if sys.platform == "win32" or _mark_in_use(file.fileno(), temporary):
+            return temporary, file
+        file.close()
+
+
+def _mark_in_use(handle: int, temporary: Path) -> bool:
+    """Lock a temporary file; False: before that, another process has taken it for abandoned, and removes it."""
+    try:
+        lock(handle)
+    except BlockingIOError:
+        return False
+    except OSError:  # the file system has no locks, so others cannot lock it either
+        return True
+    return temporary.exists()
 
 
 def _remove_abandoned(target: Path) -> None:

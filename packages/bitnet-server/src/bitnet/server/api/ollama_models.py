@@ -38,7 +38,10 @@ def _details(facts: ModelFacts | None, parent: str) -> dict[str, Any]:
 
 
 def _modified(path: Path) -> str:
-    seconds = path.stat().st_mtime if path.exists() else 0
+    try:
+        seconds = path.stat().st_mtime
+    except OSError:
+        seconds = 0
     return datetime.fromtimestamp(seconds, timezone.utc).isoformat().replace("+00:00", "Z")
 
 

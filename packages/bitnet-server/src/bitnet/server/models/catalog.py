@@ -14,6 +14,7 @@ from bitnet.core.hub import cached, names
 from bitnet.core.hub.choice import is_supported
 from bitnet.core.hub.names import HubName
 from bitnet.core.hub.removal import plan
+from bitnet.core.support.files import files_below
 from bitnet.core.support.log import logger
 from bitnet.server.models.created import CreatedNames
 from bitnet.server.models.folder import gguf_of, models_in
@@ -145,7 +146,7 @@ def _cached() -> dict[Path, HubName]:
     found = {}
     for repo in cached.repos():
         folder = cached.snapshot(repo)
-        for file in [] if folder is None else sorted(folder.rglob("*.gguf")):
+        for file in [] if folder is None else files_below(folder, ".gguf"):
             if is_supported(file.name) and part_paths(file) and folder is not None:
                 found[file] = HubName(repo, file.relative_to(folder).as_posix())
     return found

@@ -11,6 +11,7 @@ from bitnet.core.gguf.split import model_bytes, part_paths, whole_name
 from bitnet.core.hub.choice import is_model
 from bitnet.core.model.convert import convert_model
 from bitnet.core.support.cache import cache_folder
+from bitnet.core.support.files import length
 from bitnet.core.support.log import logger
 
 MAX_DEPTH = 4
@@ -70,7 +71,15 @@ def _models(folder: Path, depth: int, seen: set[tuple[int, int]]) -> Iterator[Pa
 
 def is_weights_folder(path: Path) -> bool:
     """Whether a path is a folder that ``bitnet convert`` might read."""
-    return (path / CONFIG).is_file() and next(path.glob(WEIGHTS), None) is not None
+    return (path / CONFIG).is_file() and bool(_weights(path))
+
+
+def _weights(path: Path) -> list[Path]:
+    """The files of weights in a folder; none if it was removed meanwhile."""
+    try:
+        return list(path.glob(WEIGHTS))
+    except OSError:
+        return []
 
 
 def stored_files(path: Path) -> list[Path]:
@@ -93,7 +102,7 @@ def stored_bytes(path: Path) -> int:
     """Bytes of a model's weights on the disk; those that are missing have none."""
     if not path.is_dir():
         return model_bytes(path)
-    return sum(file.stat().st_size for file in path.glob(WEIGHTS) if file.is_file())
+    return sum(map(length, _weights(path)))
 
 
 def gguf_of(path: Path) -> Path:

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from bitnet.core.errors import InvalidInputError, brief
+from bitnet.core.support.files import resolved
 from bitnet.server.models.catalog import Catalog
 from bitnet.server.models.folder import state_of, stored_bytes
 from bitnet.server.models.pooled import PooledModel
@@ -168,11 +169,11 @@ class Listing:
         may be tried again.
         """
         before, self._found = self._found, {}
-        fixed = {one.source.path.resolve() for one in self._fixed}
+        fixed = {resolved(one.source.path) for one in self._fixed}
         taken = {name for one in self._fixed for name in one.source.names}
         for source in sources:
             names = tuple(name for name in source.names if name not in taken)
-            if not names or source.path.resolve() in fixed:
+            if not names or resolved(source.path) in fixed:
                 continue
             taken |= set(names)
             one = before.pop(source.path, None) or PooledModel(source)

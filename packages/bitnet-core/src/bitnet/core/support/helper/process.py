@@ -50,7 +50,8 @@ class Helper:
     @property
     def fresh(self) -> bool:
         """Whether the next request starts a process."""
-        return self._running is None or not self._running.alive
+        running = self._running  # once: another thread may end it at any time
+        return running is None or not running.alive
 
     def ask(self, request: Data, limits: Limits) -> bytearray:
         """Send a request and return the answer.
@@ -60,11 +61,12 @@ class Helper:
             HelperStartError: The process does not start.
         """
         try:
-            if self._running is None or not self._running.alive:
-                self._running = HelperProcess(self._program)
-            self._running.ready()
-            self._running.send(request, limits.cpu_seconds)
-            return self._running.answer(limits.seconds)
+            running = self._running  # once: another thread may end it at any time
+            if running is None or not running.alive:
+                self._running = running = HelperProcess(self._program)
+            running.ready()
+            running.send(request, limits.cpu_seconds)
+            return running.answer(limits.seconds)
         except BaseException:  # also on an interrupt, as nobody would read the answer
             self.end()
             raise
