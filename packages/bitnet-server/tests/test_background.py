@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Iterator
 from typing import Any
@@ -47,11 +48,13 @@ def idle(server: Any) -> bool:
 
 
 def test_it_is_polled_and_goes_on(server: Any) -> None:
-    server.engine.seconds = 0.02
+    advance, opened = server.engine.advance, threading.Event()
+    server.engine.advance = lambda deliver: opened.wait(60) and advance(deliver)
     first = server.api.responses.create(model="m", input="long?", background=True, max_output_tokens=60)
     assert (first.status, first.background, first.output) == ("queued", True, [])
     with pytest.raises(openai.BadRequestError, match="still computed"):
         server.api.responses.create(model="m", input="x", previous_response_id=first.id)
+    opened.set()
     found = ended(server, first.id)
     assert (found.status, found.usage.output_tokens) == ("incomplete", 60)
     assert found.output_text.startswith("Yes, it is.Yes")

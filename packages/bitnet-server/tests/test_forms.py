@@ -33,6 +33,13 @@ def pool(demo_model: Model) -> Iterator[Matchers]:
     found.close()
 
 
+def until(condition: Callable[[], bool]) -> None:
+    end = time.monotonic() + 60
+    while not condition():
+        assert time.monotonic() < end, "it did not come about in time"
+        time.sleep(0.01)
+
+
 def mask(matcher: Matcher) -> bytes:
     end = time.monotonic() + 20
     while (found := matcher.allowed()) is None:
@@ -170,10 +177,7 @@ def test_matchers_are_closed(demo: Any) -> None:
     for stream in (False, True):
         demo.chat("x", structured_outputs={"regex": r"\d{4}"}, stream=stream)
     demo.chat("x", structured_outputs={"regex": r"\d{4}"}, n=3, temperature=1)
-    end = time.monotonic() + 60
-    while any(worker.sessions for worker in pool._workers) and time.monotonic() < end:
-        time.sleep(0.01)
-    assert [worker.sessions for worker in pool._workers] == [0] * len(pool._workers)
+    until(lambda: not any(worker.sessions for worker in pool._workers))
 
 
 def endless(number: int) -> dict[str, Any]:
@@ -188,14 +192,18 @@ def test_submitting_is_under_the_deadline(
     scripted(script_model, "yes")
     with running(script_model, timeout=4.0) as server, ThreadPoolExecutor(8) as threads:
         server.chat("x", structured_outputs={"choice": ["yes"]})
-        began = time.monotonic()
-        asked = [threads.submit(server.chat, "x", stream=stream, **endless(i)) for i in range(6)]
-        known = server.chat("x", structured_outputs={"choice": ["yes"]})
+        for turn in range(3):  # a machine that does much else may be late, but not each time
+            began = time.monotonic()
+            asked = [threads.submit(server.chat, "x", stream=stream, **endless(6 * turn + i)) for i in range(6)]
+            known = server.chat("x", structured_outputs={"choice": ["yes"]})
+            for answer in asked:  # a fast machine comes to the bound of memory before the deadline
+                said = answer.result()
+                assert said.status_code == 504 or "takes more than 96 MiB of memory" in said.text, said.text
+            seconds = time.monotonic() - began
+            if known.status_code == 200 and seconds < 5:
+                break
         assert known.status_code == 200, known.text
-        for answer in asked:  # a fast machine comes to the bound of memory before the deadline
-            said = answer.result()
-            assert said.status_code == 504 or "takes more than 96 MiB of memory" in said.text, said.text
-        assert time.monotonic() - began < 5
+        assert seconds < 5
         go_on, over = threading.Event(), threading.Event()
         real = type(server.service).chat_tokens
 
@@ -253,15 +261,11 @@ def test_health_tells_of_threads_that_are_stuck(
         time.sleep(0.3)
         assert server.client.get("/health").status_code == 200  # one is free
         assert server.chat("x").status_code == 504
-        time.sleep(0.3)
-        answer = server.client.get("/health/ready")
-        assert (answer.status_code, answer.json()) == (503, {"status": "all threads are stuck"})
+        until(lambda: bool(server.client.get("/health/ready").status_code == 503))
+        assert server.client.get("/health/ready").json() == {"status": "all threads are stuck"}
         assert server.client.get("/health/live").status_code == 200
         go_on.set()
-        end = time.monotonic() + 60
-        while server.client.get("/health").status_code != 200:
-            assert time.monotonic() < end
-            time.sleep(0.01)
+        until(lambda: bool(server.client.get("/health").status_code == 200))
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import shutil
-import socket
 import subprocess
 import sys
 import time
@@ -18,6 +17,8 @@ from typing import Any
 import pytest
 from playwright.sync_api import Browser, ConsoleMessage, Page, Request, Route, expect, sync_playwright
 
+from ports import free_port
+
 BROWSER = shutil.which("chromium") or shutil.which("google-chrome") or shutil.which("chromium-browser")
 START_SECONDS = 60.0
 expect.set_options(timeout=20_000)
@@ -29,9 +30,7 @@ def serve(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., AbstractCon
 
     @contextmanager
     def run(*options: str) -> Iterator[str]:
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            port = probe.getsockname()[1]
+        port = free_port()
         log = tmp_path_factory.mktemp("serve") / "log.txt"
         command = [sys.executable, "-m", "bitnet.core", "serve", "--port", str(port), "--device", "cpu", "-t", "1"]
         environment = os.environ | {"BITNET_GPU_FAKE": "none"}
@@ -59,9 +58,7 @@ def server(serve: Callable[..., AbstractContextManager[str]]) -> Iterator[str]:
 @pytest.fixture
 def mortal(tmp_path: Path) -> Iterator[Callable[[], tuple[str, subprocess.Popen[bytes]]]]:
     """Starts a slow server that the test may kill, each time at the same address."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
+    port = free_port()
     started: list[subprocess.Popen[bytes]] = []
 
     def start() -> tuple[str, subprocess.Popen[bytes]]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import random
 import re
 import secrets
 import signal
@@ -17,6 +16,8 @@ from pathlib import Path
 
 import httpx
 import pytest
+
+from ports import free_port
 
 TOKEN = secrets.token_hex(16)
 COMMAND = "from bitnet.core.cli import main; main()"
@@ -99,7 +100,7 @@ def served() -> Callable[..., AbstractContextManager[Served]]:
     def served(
         environment: Mapping[str, str], *options: str, port: int | None = None, program: str = COMMAND
     ) -> Iterator[Served]:
-        port = port or random.randrange(10_000, 20_000)  # below those that the system gives Ray's processes meanwhile
+        port = port or free_port()
         arguments = ["--port", str(port), "--device", "cpu", "-t", "1", *options]
         process = subprocess.Popen(
             [sys.executable, "-c", program, "serve", "--ray", *arguments],
@@ -180,7 +181,7 @@ def head(environment: Mapping[str, str]) -> Callable[..., AbstractContextManager
     """
 
     def head(cpus: int, *more: str, **variables: str) -> AbstractContextManager[Node]:
-        port = str(random.randrange(20_000, 30_000))
+        port = str(free_port())
         options = ["--head", "--port", port, "--num-cpus", str(cpus), "--include-dashboard", "false", *more]
         return _node({**environment, **variables}, f"127.0.0.1:{port}", *options)
 
