@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import queue
 import threading
 from collections.abc import Callable, Iterator
@@ -52,6 +53,19 @@ def gate(monkeypatch: pytest.MonkeyPatch) -> Callable[[Worker], AbstractContextM
     return closed
 
 
+@pytest.fixture
+def some_steps(worker: Worker, monkeypatch: pytest.MonkeyPatch) -> threading.Event:
+    """The engine's thread waits for this after its first steps: it could have made all before the test's next line."""
+    go_on, advance, steps = threading.Event(), worker.engine.advance, itertools.count()
+
+    def held(deliver: Any) -> None:
+        assert next(steps) < 4 or go_on.wait(60)
+        advance(deliver)
+
+    monkeypatch.setattr(worker.engine, "advance", held)
+    return go_on
+
+
 def complete(worker: Worker, prompt: list[int], options: GenerationOptions = LONG) -> Any:
     return result(worker.submit(*worker.engine.preparer.prepare(prompt, options)))
 
@@ -69,11 +83,14 @@ def test_many_threads_at_once(worker: Worker, make_rig: MakeRig) -> None:
     assert done == [alone.one(prompt, max_tokens=100, ignore_eos=True).tokens for prompt in prompts]
 
 
-def test_cancel_from_another_thread(worker: Worker) -> None:
+def test_cancel_from_another_thread(worker: Worker, some_steps: threading.Event) -> None:
     ticket = worker.submit(*worker.engine.preparer.prepare([1, 2], LONG))
     updates: Any = iter(ticket)
     next(updates)
-    threading.Thread(target=ticket.cancel).start()
+    canceller = threading.Thread(target=ticket.cancel)
+    canceller.start()
+    canceller.join(60)
+    some_steps.set()
     *_, last = updates
     assert last.result.finish_reason == "cancelled"
     assert 0 < len(last.result.tokens) < 100
@@ -305,23 +322,22 @@ def test_the_queue_takes_so_many_prompt_tokens(make_rig: MakeRig, gate: Any) -> 
     worker.close()
 
 
-def test_the_load_says_what_runs_waits_and_is_cached(make_rig: MakeRig, gate: Any) -> None:
-    engine = make_rig().engine
-    worker = Worker(engine)
+def test_the_load_says_what_runs_waits_and_is_cached(worker: Worker, gate: Any, some_steps: threading.Event) -> None:
+    engine = worker.engine
     with gate(worker):
         tickets = [worker.submit(*engine.preparer.prepare([1, 2, i], LONG)) for i in range(3)]
         load = worker.load()
         assert (load.running, load.waiting, load.waiting_tokens) == (0, 3, 9)
-    seen = []
-    for ticket in tickets:
-        for _ in ticket:
-            seen.append(worker.load())
-    assert max(load.running for load in seen) == 3
-    assert max(load.kv_used for load in seen) >= 3
+    updates = [iter(ticket) for ticket in tickets]
+    for update in updates:
+        next(update)
+    load = worker.load()
+    assert (load.running, load.kv_used >= 3) == (3, True)
+    some_steps.set()
+    assert [[*update][-1].result is not None for update in updates] == [True] * 3
     idle = worker.load()
     assert (idle.running, idle.waiting, idle.kv_used) == (0, 0, 0)
     assert idle.kv_cached >= 100 // idle.block_size
     assert len(worker.cached_blocks()) == idle.kv_cached
     (first, *_) = prefix_digests([*tickets[0].sequence.tokens], idle.block_size)
     assert first in worker.cached_blocks()
-    worker.close()
