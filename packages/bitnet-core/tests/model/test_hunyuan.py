@@ -95,7 +95,7 @@ def test_a_file_of_each_type(tiny: Callable[..., Any], dtype: GGMLType) -> None:
 
 def test_devices_agree_and_the_order_counts(hunyuan: HunYuan) -> None:
     """The same tokens on the CPU and with numpy; as a Qwen 3, whose norms come first, the file answers otherwise."""
-    prompts = [np.random.default_rng().integers(0, 256, 12).tolist() for _ in range(6)]
+    prompts = [np.random.default_rng().integers(0, 256, 12).tolist() for _ in range(12)]
     path = hunyuan.tiny.write()
 
     def answers(path: Path, device: str) -> list[list[int]]:
@@ -105,7 +105,8 @@ def test_devices_agree_and_the_order_counts(hunyuan: HunYuan) -> None:
             ]
 
     found = answers(path, "cpu")
-    assert sum(a == b for a, b in zip(found, answers(path, "cpu:numpy"), strict=True)) >= 5
+    # 1 answer of 360 parted, where two tokens were nearly tied: 3 of 12 do once in 200,000 times.
+    assert sum(a == b for a, b in zip(found, answers(path, "cpu:numpy"), strict=True)) >= 10
     metadata = {k.replace("hunyuan-dense.", "qwen3."): v for k, v in hunyuan.metadata.items()}
     hunyuan.metadata.clear()
     hunyuan.metadata |= metadata | {"general.architecture": "qwen3"}
@@ -116,7 +117,7 @@ def test_devices_agree_and_the_order_counts(hunyuan: HunYuan) -> None:
 @pytest.mark.parametrize("kv_dtype", ["f16", "i8"])
 def test_gpus_agree(hunyuan: HunYuan, gpus: Sequence[DeviceInfo], kv_dtype: KVDtype) -> None:
     """The CPU's tokens, in deterministic mode, on every device that has the operation."""
-    prompts = [np.random.default_rng().integers(0, 256, length).tolist() for length in (1, 5, 12, 20, 33, 40)]
+    prompts = [np.random.default_rng().integers(0, 256, length).tolist() for length in (1, 5, 12, 20, 33, 40) * 4]
     path = hunyuan.tiny.write()
 
     def answers(device: str) -> list[list[int]]:
@@ -128,7 +129,7 @@ def test_gpus_agree(hunyuan: HunYuan, gpus: Sequence[DeviceInfo], kv_dtype: KVDt
     for info in gpus:
         if ROTATED_NORMS in info.features:
             same = [a == b for a, b in zip(expected, answers(info.name), strict=True)]
-            assert sum(same) >= 5, (info.name, same)
+            assert sum(same) >= 20, (info.name, same)  # near ties
 
 
 @pytest.mark.parametrize("name", ["attn_q_norm", "attn_k_norm"])

@@ -16,6 +16,7 @@ from bitnet.core.hub.choice import RemoteFile
 from bitnet.core.hub.errors import NotInCacheError
 from bitnet.core.hub.names import parse
 from bitnet.core.hub.removal import plan
+from bitnet.core.support.files import length
 
 NAME, COMMIT = "some-org/model", "0123456789abcdef0123456789abcdef01234567"
 TIMES = 60
@@ -90,7 +91,7 @@ def test_what_another_process_completes_needs_no_room(cache: Path, monkeypatch: 
         return looked
 
     with monkeypatch.context() as patch:
-        patch.setattr(download, "length", completing(download.length))
+        patch.setattr(download, "length", completing(length))
         patch.setattr(Path, "exists", completing(Path.exists))
         download._check_room(folder, [file])
     assert blob.exists()

@@ -99,11 +99,11 @@ def replacing(path: Path) -> Iterator[BinaryIO]:
                 _name(handle, target)
             return
         _remove_abandoned(target)
-        temporary, file = _begun(target)
+        temporary, named = _begun(target)
         try:
-            with file:
-                yield file
-                _settle(file)
+            with named:
+                yield named
+                _settle(named)
                 if sys.platform != "win32":  # while it is locked: else another process may take it for abandoned
                     temporary.replace(target)
             if sys.platform == "win32":  # which renames no open file
