@@ -52,6 +52,7 @@ def test_help_is_asked_for(tool: str, tmp_path: Path) -> None:
         ("make_screenshots http://127.0.0.1:1/ none", "there is no screenshot none"),
         ("measure_errors --seeds 0", "0 is too few"),
         ("measure_load none.gguf", "none.gguf: cannot be opened"),
+        ("measure_states --tokens 0", "0 is too few"),
         ("release complete none", "none is no folder"),
         ("sanitize opencl --device none:0", "none:0 is none of opencl"),
         ("sanitize vulkan --logs /dev/null/logs", "Not a directory"),
