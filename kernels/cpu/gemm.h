@@ -8,11 +8,18 @@
 #include "gemm_amx.h"
 #include "gemm_dot.h"
 
+/* Where a thread packs the panel that it multiplies, of a matrix that is not packed yet. */
+typedef struct {
+    uint8_t *panel;
+    encoding_t made;
+} packer_t;
+
 /* What an operation's items share: the activations side by side, where they are, and their sums. */
 typedef struct {
     const ternary_matmul_op_t *o;
     int32_t *x, *totals; /* totals: of a token, or of each of its groups of columns that share scales */
     bool matrix; /* by matrix_pass, which takes the activations as they lie */
+    packer_t packer;
     matrix_registers_t registers;
 } gemm_t;
 
@@ -20,6 +27,32 @@ typedef struct {
  * to whole groups. */
 INLINE int64_t row_groups(const ternary_matmul_op_t *o) {
     return o->group ? o->x.columns / o->group * groups_of(o->group) : groups_of(o->x.columns);
+}
+
+/* Whether a matrix of a product is not packed yet. */
+INLINE bool any_unpacked(const ternary_matmul_op_t *o) {
+    for (int i = 0; i < o->part_count; i++)
+        if (o->parts[i].unpacked) return true;
+    return false;
+}
+
+INLINE size_t packer_need(const ternary_matmul_op_t *o) {
+    return any_unpacked(o) ? (size_t)(PANEL_TILES * groups_of(o->x.columns) * TILE_BYTES) : 0;
+}
+
+INLINE packer_t packer_of(const run_t *run, const ternary_matmul_op_t *o, int thread) {
+    packer_t packer = {.panel = run->scratch + (size_t)thread * run->scratch_bytes};
+    if (any_unpacked(o)) packer.made = encoding();
+    return packer;
+}
+
+/* A panel's codes, packed into the thread's scratch if the matrix is not packed yet. */
+INLINE const uint8_t *panel_codes(
+    const ternary_matmul_op_t *o, const ternary_part_t *part, int64_t panel, const packer_t *packer) {
+    if (!part->unpacked) return panel_at(part->codes, panel, groups_of(o->x.columns));
+    const pack_t job = {.codes = part->unpacked, .rows = part->rows, .columns = o->x.columns};
+    pack_panel(&job, &packer->made, panel, packer->panel);
+    return packer->panel;
 }
 
 /* Where an item of work lies: its part, the part's first column of the output, and the item's number in the part. */

@@ -10,7 +10,7 @@ typedef void multiply_item_t(gemm_t *gemm, place_t at, int64_t panel, int64_t be
 /* Take items until none is left: those by look-up first, then panels by up to ITEM_TOKENS of the other tokens. */
 INLINE void multiply_items(const run_t *run, gemm_t *gemm, int thread, multiply_item_t *multiply) {
     const ternary_matmul_op_t *o = gemm->o;
-    const int64_t tokens = run->step.tokens, looks = look_spans(run, o, tokens), look_total = look_items(run, o, looks);
+    const int64_t tokens = run->step.tokens, looks = any_unpacked(o) ? 0 : look_spans(run, o, tokens), look_total = look_items(run, o, looks);
     const int64_t spans = (tokens + ITEM_TOKENS - 1) / ITEM_TOKENS, items = items_in(o, spans);
     for (int64_t item; (item = pool_take(run->pool, thread, look_total + items)) >= 0;) {
         if (item < look_total) {

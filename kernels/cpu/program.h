@@ -88,6 +88,7 @@ typedef struct {
     const uint16_t *scales; /* of groups of columns: [panels][groups][PANEL_ROWS], the bits of IEEE halves; or NULL */
     int32_t rows;
     float scale; /* of all columns, where `scales` is NULL */
+    const uint8_t *unpacked; /* of a ternary_matmul: its rows in the packing of TernaryData, while `codes` are not packed; or NULL */
 } ternary_part_t;
 
 /* ternary_matmul, group_matmul and binary_matmul. */

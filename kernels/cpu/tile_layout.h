@@ -124,10 +124,21 @@ static void pack_scales(const pack_t *job, int64_t panel) {
             *to++ = row < job->rows ? job->scales[row * count + s] : 0;
 }
 
+/* A panel in several digits a byte. */
+INLINE void pack_panel(const pack_t *job, const encoding_t *made, int64_t panel, uint8_t *to) {
+    const int64_t span = job->group ? job->group : job->columns, groups = groups_of(span);
+    const int tiles = panel_tiles(job->rows, panel);
+    for (int64_t begin = 0; begin < job->columns; begin += span, to += groups * tiles * TILE_BYTES)
+        for (int64_t first = 0; first < span; first += STRIP_COLUMNS)
+            for (int tile = 0; tile < tiles; tile++)
+                pack_strip(
+                    job, made, panel * PANEL_ROWS + tile * TILE_ROWS, begin + first, span - first,
+                    to + (first / GROUP_COLUMNS * tiles + tile) * TILE_BYTES, tiles);
+}
+
 static void pack(pool_t *pool, const pack_t *job, int thread) {
     const encoding_t made = encoding();
-    const int64_t span = job->group ? job->group : job->columns, count = job->columns / span;
-    const int64_t groups = groups_of(span);
+    const int64_t span = job->group ? job->group : job->columns, groups = job->columns / span * groups_of(span);
     for (int64_t panel; (panel = pool_take(pool, thread, panels_of(job->rows))) >= 0;) {
         const int tiles = panel_tiles(job->rows, panel);
         if (job->group) pack_scales(job, panel);
@@ -137,13 +148,7 @@ static void pack(pool_t *pool, const pack_t *job, int thread) {
                 pack_bits(job, panel * PANEL_ROWS + tile * TILE_ROWS, bits + tile * TILE_BYTES, tiles);
             continue;
         }
-        uint8_t *to = job->packed + panel * PANEL_TILES * count * groups * TILE_BYTES;
-        for (int64_t s = 0; s < count; s++, to += groups * tiles * TILE_BYTES)
-            for (int64_t first = 0; first < span; first += STRIP_COLUMNS)
-                for (int tile = 0; tile < tiles; tile++)
-                    pack_strip(
-                        job, &made, panel * PANEL_ROWS + tile * TILE_ROWS, s * span + first, span - first,
-                        to + (first / GROUP_COLUMNS * tiles + tile) * TILE_BYTES, tiles);
+        pack_panel(job, &made, panel, job->packed + panel * PANEL_TILES * groups * TILE_BYTES);
     }
 }
 

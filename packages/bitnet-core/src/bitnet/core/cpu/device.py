@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from bitnet.core.cpu import native
-from bitnet.core.cpu.lowering import LoweredProgram, NativeDevice
+from bitnet.core.cpu.lowering import UNPACKED_TOKENS, LoweredProgram, NativeDevice
 from bitnet.core.cpu.threads import default_threads
 from bitnet.core.errors import DeviceError, OutOfMemoryError
 from bitnet.core.hal import (
@@ -99,7 +99,8 @@ class CpuExecutable(CheckedExecutable):
 
     If a step says that nobody reads the logits, only logits that could win are computed exactly
     (``kernels/cpu/head_sample.h``), and the tensor holds approximate values for the rest. With one sequence, the
-    weights for that are packed after the first step that samples, which computes all logits.
+    weights for that are packed after the first step that samples, which computes all logits; and those of layers after
+    the first step, if it is short and the file has them as devices take them.
     """
 
     def __init__(self, device: CpuDevice, program: Program, *, keep: bool) -> None:
@@ -117,7 +118,7 @@ class CpuExecutable(CheckedExecutable):
         self._delete.atexit = False  # as an Arena's memory
         self.used = self._lowered.used + library.bitnet_executable_bytes(self._handle)
         self._turns = 1  # passes of the last run
-        self._sampled = False
+        self._ran = self._sampled = False
 
     @property
     def kernels(self) -> tuple[str, ...]:
@@ -144,8 +145,12 @@ class CpuExecutable(CheckedExecutable):
         return passes
 
     def _words(self, step: Step, count: int) -> npt.NDArray[np.int32]:
-        """The step's words; those of the first step that samples ask for all logits if the compact head waits."""
+        """The step's words; those of the first step that samples ask for all logits if the compact head waits. Packs what
+        the step needs packed."""
         words: npt.NDArray[np.int32] = step.data
+        if self._lowered.layers_wait and (self._ran or count > 1 or words[HeaderWord.TOKENS] > UNPACKED_TOKENS):
+            self._lowered.pack_layers()
+        self._ran = True
         if not self._lowered.head_waits or not step.rows or words[HeaderWord.LOGITS]:
             return words
         if self._sampled or count > 1 or words[HeaderWord.LOGPROBS]:

@@ -36,6 +36,7 @@ from bitnet.core.hal import (
     NormTokens,
     Program,
     Route,
+    Sample,
     StepLayout,
     TernaryMatmul,
     TernaryWeight,
@@ -43,6 +44,7 @@ from bitnet.core.hal import (
 )
 from bitnet.core.hal.check import SlotCheck, loaded_dense, loaded_rows
 from bitnet.core.hal.program import NUMPY_DTYPES
+from bitnet.core.support.mapped import is_mapped
 
 HEAD_CHUNK = 64
 """Rows of a head that share one maximum step and norm: ``HEAD_CHUNK`` in ``kernels/cpu/head_layout.h``."""
@@ -56,6 +58,9 @@ PANELS = 192
 """Rows that are whole panels at every level: a multiple of every ``PANEL_ROWS`` of ``kernels/cpu/tile_layout.h``."""
 PACKED_AT_A_TIME = 1 << 24
 """Weights of a matrix that are decoded and packed at a time, where its file allows it: 4 MB of codes."""
+UNPACKED_TOKENS = 48
+"""Maximum tokens of a step that packs matrices while it multiplies: no level then packs a panel for more than one item of
+work (``ITEM_TOKENS`` in ``kernels/cpu/tile_layout.h``), or would look products up (``LOOK_SPAN``) that pay."""
 
 
 def padded(n: int) -> int:
@@ -110,6 +115,7 @@ class LoweredProgram:
         self.head_waits = False
         self._arenas: list[Arena] = []
         self._kept: list[object] = []  # kept alive because native structures point to them
+        self._waiting: dict[str, int] = {}  # addresses for matrices that are still to be packed
         try:
             self._lay_out_cache()
             self._lay_out_tensors()
@@ -268,6 +274,8 @@ class LoweredProgram:
             for name in op.weights
         }
         self._experts = {name: op.experts for op in products if isinstance(op, ExpertMatmul) for name in op.weights}
+        multiplied = {name for op in products if isinstance(op, TernaryMatmul) for name in op.weights} - self._binary
+        waits = self._source.limits.max_seqs == 1 and isinstance(self._source.ops[-1], Sample)
         tables = {
             op.table if isinstance(op, Embed) else op.weight
             for op in self._source.ops
@@ -286,7 +294,8 @@ class LoweredProgram:
             weight = weights[name]
             assert isinstance(weight, TernaryWeight)
             codes, scales = packed[name]
-            self._ternary[name] = self._pack(name, weight, arena.take(codes), arena.take(scales) if scales else None)
+            where = arena.take(codes), arena.take(scales) if scales else None
+            self._ternary[name] = self._pack(name, weight, *where, wait=waits and name in multiplied)
         transposed = {op.weight for op in self._source.ops if isinstance(op, CausalConv)}
         for name, matrix in dense.items():
             where = arena.take(copied[name]) if name in copied else None
@@ -312,8 +321,11 @@ class LoweredProgram:
         scales = 0 if weight.group is None else library.bitnet_packed_scales(level, *shape, weight.group)
         return library.bitnet_packed_bytes(level, *shape, weight.group or 0, name in self._binary), scales
 
-    def _pack(self, name: str, weight: TernaryWeight, address: int, scales: int | None) -> PackedMatrix:
-        """Pack a matrix a few rows at a time, so that there is no second copy of it."""
+    def _pack(
+        self, name: str, weight: TernaryWeight, address: int, scales: int | None, *, wait: bool = False
+    ) -> PackedMatrix:
+        """Pack a matrix a few rows at a time, so that there is no second copy of it; or leave it to :meth:`pack_layers`
+        if it may ``wait`` and its mapped file has it as devices take it."""
         experts, columns, group = self._experts.get(name, 1), weight.shape[1], weight.group or 0
         rows, sizes = weight.shape[0] // experts, self._packed_bytes(name)
         unit = rows if experts > 1 else PANELS
@@ -321,6 +333,9 @@ class LoweredProgram:
         for first, data in loaded_rows(name, weight, max(PACKED_AT_A_TIME // (unit * columns), 1) * unit):
             codes, given = np.ascontiguousarray(data.codes), np.ascontiguousarray(data.scale)
             scale = 0.0 if scales else float(given[0])
+            if wait and scales is None and len(codes) == len(data.codes) == weight.shape[0] and is_mapped(codes):
+                self._waiting[name] = address
+                return PackedMatrix(address, None, rows, scale, unpacked=self._stay(codes))
             for begin in range(0, len(codes), rows):
                 expert, row = divmod(first + begin, rows)
                 behind = self._packed_rows(name, row)
@@ -332,7 +347,7 @@ class LoweredProgram:
                     piece.ctypes.data, where, len(piece), columns, group, *own_scales, name in self._binary
                 )
                 self._library.bitnet_pack(self._native.level, self._native.pool, job)
-        return PackedMatrix(address, scales, rows, scale, name in self._binary)
+        return PackedMatrix(address, scales, rows, scale, binary=name in self._binary)
 
     def _place(self, name: str, weight: DenseWeight | BlockWeight, address: int | None) -> int:
         """The address of a dense weight, or one in blocks: copied to ``address``, or in place."""
@@ -409,6 +424,28 @@ class LoweredProgram:
         if self._source.limits.max_seqs > 1:
             self.pack_head()
         return structures.Op(OpKind.HEAD_SAMPLE, head_sample=compact)
+
+    @property
+    def layers_wait(self) -> bool:
+        """Whether :meth:`pack_layers` is still to be called before a step of more than ``UNPACKED_TOKENS``, and should be
+        before the second step."""
+        return bool(self._waiting)
+
+    def pack_layers(self) -> None:
+        """Pack the matrices of layers that wait.
+
+        Raises:
+            ModelFileError: The file has changed since it was opened.
+        """
+        for name, address in self._waiting.items():
+            weight = self._source.weights[name]
+            assert isinstance(weight, TernaryWeight)
+            self._pack(name, weight, address, None)
+        for kept in self._kept:
+            if isinstance(kept, ctypes.Array) and issubclass(kept._type_, structures.TernaryPart):
+                for part in kept:
+                    part.unpacked = None
+        self._waiting.clear()
 
     def pack_head(self) -> None:
         """Pack the compact head.

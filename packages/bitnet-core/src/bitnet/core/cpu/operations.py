@@ -37,7 +37,8 @@ from bitnet.core.hal import (
 
 
 class PackedMatrix(NamedTuple):
-    """A repacked ternary matrix, as ``TernaryPart``: address of the codes, of the scales if several, rows, scale.
+    """A repacked ternary matrix, as ``TernaryPart``: address of the codes, of the scales if several, rows, scale, and the
+    address of its rows in its file if it is still to be packed.
 
     Matrices of several experts stand one after the other; the rows are those of one."""
 
@@ -45,11 +46,12 @@ class PackedMatrix(NamedTuple):
     scales: int | None
     rows: int
     scale: float
-    binary: bool
+    unpacked: int | None = None
+    binary: bool = False
 
     @property
     def part(self) -> structures.TernaryPart:
-        return structures.TernaryPart(*self[:4])
+        return structures.TernaryPart(*self[:5])
 
 
 class Operands(NamedTuple):

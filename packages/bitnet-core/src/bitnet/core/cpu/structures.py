@@ -87,7 +87,13 @@ class NormQuantOp(ctypes.Structure):
 
 
 class TernaryPart(ctypes.Structure):
-    _fields_ = (("codes", c_void_p), ("scales", c_void_p), ("rows", c_int32), ("scale", c_float))
+    _fields_ = (
+        ("codes", c_void_p),
+        ("scales", c_void_p),
+        ("rows", c_int32),
+        ("scale", c_float),
+        ("unpacked", c_void_p),
+    )
 
 
 class TernaryMatmulOp(ctypes.Structure):
