@@ -70,12 +70,37 @@ INLINE uint32_t plane_codes(uint32_t lane, int p) { return lane >> 2 * p & 0x030
 #define STRIP_WORDS ((STRIP_COLUMNS + 128) / 16) /* of a row: a strip of a group may begin and end within a block */
 _Static_assert(STRIP_COLUMNS % 128 == 0 && STRIP_COLUMNS % GROUP_COLUMNS == 0, "a strip is whole blocks and whole groups");
 
+/* Vector i gets lane i of every vector. */
+INLINE void transpose(lanes_t *rows) {
+    typedef uint32_t pair_t __attribute__((ext_vector_type(2 * TILE_ROWS)));
+    for (int turn = 1; turn < TILE_ROWS; turn *= 2) {
+        lanes_t next[TILE_ROWS];
+        for (int i = 0; i < TILE_ROWS / 2; i++) {
+            pair_t both;
+            both.lo = rows[2 * i], both.hi = rows[2 * i + 1];
+            next[i] = both.even, next[TILE_ROWS / 2 + i] = both.odd;
+        }
+        memcpy(rows, next, sizeof next);
+    }
+}
+
 /* The words of a tile's rows from `block` on, those of its rows side by side; 0 past the last row. */
 INLINE void load_words(const pack_t *job, int64_t row, int64_t block, int64_t words, lanes_t *to) {
-    const uint8_t *from = job->codes + row * ((job->columns + 127) / 128 * 32) + 32 * block;
+    const int64_t stride = (job->columns + 127) / 128 * 32;
+    const uint8_t *from = job->codes + row * stride + 32 * block;
     const int rows = job->rows - row < TILE_ROWS ? (int)(job->rows - row) : TILE_ROWS;
+    if (rows == TILE_ROWS && words >= TILE_ROWS) {
+        for (int64_t next = 0; next < words; next += TILE_ROWS) {
+            const int64_t w = next < words - TILE_ROWS ? next : words - TILE_ROWS; /* the last ones overlap */
+            lanes_t square[TILE_ROWS];
+            for (int r = 0; r < TILE_ROWS; r++) memcpy(square + r, from + r * stride + 4 * w, sizeof *square);
+            transpose(square);
+            memcpy(to + w, square, sizeof square);
+        }
+        return;
+    }
     if (rows < TILE_ROWS) memset(to, 0, (size_t)words * sizeof *to);
-    for (int r = 0; r < rows; r++, from += (job->columns + 127) / 128 * 32)
+    for (int r = 0; r < rows; r++, from += stride)
         for (int64_t w = 0; w < words; w++) memcpy((uint8_t *)(to + w) + 4 * r, from + 4 * w, 4);
 }
 
@@ -86,18 +111,20 @@ INLINE void load_words(const pack_t *job, int64_t row, int64_t block, int64_t wo
  * all rows at once, and a lane of the tile comes of its planes by Horner's rule: no number exceeds its byte. */
 INLINE void pack_strip(
     const pack_t *job, const encoding_t *made, int64_t row, int64_t first, int64_t left, uint8_t *to, int tiles) {
-    lanes_t words[STRIP_WORDS];
+    lanes_t words[STRIP_WORDS], planes[4 * STRIP_WORDS + PLANES];
     const int64_t count = left < STRIP_COLUMNS ? left : STRIP_COLUMNS, ahead = first % 128;
-    load_words(job, row, first / 128, (ahead + count + 127) / 128 * 8, words);
-    for (int64_t at = 0; at < count; at += GROUP_COLUMNS, to += tiles * TILE_BYTES) {
-        lanes_t numbers = (lanes_t)(0);
-        for (int p = PLANES - 1; p >= 0; p--) {
-            const int64_t column = at + 4 * p, place = ahead + column;
-            if (column >= count) continue;
-            const lanes_t four = words[place / 128 * 8 + place % 32 / 4] >> (uint32_t)(6 - place % 128 / 32 * 2);
-            const uint32_t kept = count - column < 4 ? (1u << 8 * (count - column)) - 1 : ~0u;
-            numbers = numbers * BASE + (four & (0x03030303 & kept));
-        }
+    const int64_t blocks = (ahead + count + 127) / 128, end = (count + 3) / 4;
+    load_words(job, row, first / 128, 8 * blocks, words);
+    for (int64_t b = 0; b < blocks; b++)
+        for (uint32_t quarter = 0; quarter < 4; quarter++)
+            for (int w = 0; w < 8; w++)
+                planes[32 * b + 8 * quarter + w] = words[8 * b + w] >> (6 - 2 * quarter) & 0x03030303;
+    lanes_t *plane = planes + ahead / 4;
+    if (count % 4) plane[end - 1] &= (1u << 8 * (count % 4)) - 1;
+    for (int p = 0; p < PLANES; p++) plane[end + p] = (lanes_t)(0);
+    for (int64_t at = 0; at < count; at += GROUP_COLUMNS, plane += PLANES, to += tiles * TILE_BYTES) {
+        lanes_t numbers = plane[PLANES - 1];
+        for (int p = PLANES - 2; p >= 0; p--) numbers = numbers * BASE + plane[p];
         numbers = encode_lanes(made, numbers);
         memcpy(to, &numbers, TILE_BYTES);
     }
