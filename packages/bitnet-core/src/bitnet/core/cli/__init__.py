@@ -38,11 +38,21 @@ def main(args: Sequence[str] | None = None) -> int:
     """Run the command line; returns the exit status, explained in ``bitnet --help``."""
     _open_closed_streams()
     _use_utf8()
+    _spare_numpy_threads()
     guard_model_files()
     status = _run(list(sys.argv[1:] if args is None else args))
     for stream in (sys.stdout, sys.stderr):
         _drop_unwritable(stream)
     return status
+
+
+def _spare_numpy_threads() -> None:
+    """Keep numpy's OpenBLAS from starting threads when it is imported, unless the user wants them.
+
+    They spin before they sleep, on processors that are busy loading a model, and nothing here multiplies large matrices
+    with numpy.
+    """
+    os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
 
 def _drop_unwritable(stream: TextIO) -> None:

@@ -48,8 +48,8 @@ def chat(
     the arrow keys recall them in later conversations. --no-history saves nothing, and 'bitnet cache clear' removes the
     file.
     """
+    expect_template()  # before the imports of the next line
     options = sampling(params)
-    expect_template()
     conversation = Conversation(
         load(params, max_seqs=1),
         system,

@@ -375,9 +375,10 @@ def load_by(loader: Callable[..., T], params: dict[str, Any], *, context_name: s
     """As :func:`load`, by a loader with the arguments of :func:`~bitnet.core.load_model`."""
     from bitnet.core.cli.console import compile_progress, note
     from bitnet.core.hub import local_path
+    from bitnet.core.support.garbage import no_collection
 
     path = None if params["model"] is None else local_path(params["model"], tell=note)
-    with compile_progress(), _option_names(context=context_name):
+    with compile_progress(), _option_names(context=context_name), no_collection():
         return loader(path, **{name: params[name] for name in LOAD_OPTIONS if name in params} | more)
 
 

@@ -100,9 +100,9 @@ def run(
     if receipt is not None and receipt.is_dir():
         raise InvalidInputError(f"--receipt {receipt} is a folder; name the file to write.")
     _check_key(receipt, receipt_key)
-    options = sampling(params, logprobs=logprobs)
     if not raw:
-        expect_template()
+        expect_template()  # before the imports of the next line
+    options = sampling(params, logprobs=logprobs)
     with load(params, max_seqs=1) as model:
         request = _request(model, text, system, raw)
         with _begin(model, request, options) as stream:
@@ -132,7 +132,7 @@ def _prompt(argument: str | None, option: str | None, file: Path | None) -> str:
 
 
 def expect_template() -> None:
-    """Start the renderer of chat templates while the model loads."""
+    """Start the renderer of chat templates while libraries are imported and the model loads."""
     from bitnet.core.text import sandbox
 
     sandbox.warm()
