@@ -93,7 +93,10 @@ INLINE void load_words(const pack_t *job, int64_t row, int64_t block, int64_t wo
         for (int64_t next = 0; next < words; next += TILE_ROWS) {
             const int64_t w = next < words - TILE_ROWS ? next : words - TILE_ROWS; /* the last ones overlap */
             lanes_t square[TILE_ROWS];
-            for (int r = 0; r < TILE_ROWS; r++) memcpy(square + r, from + r * stride + 4 * w, sizeof *square);
+            for (int r = 0; r < TILE_ROWS; r++) {
+                memcpy(square + r, from + r * stride + 4 * w, sizeof *square);
+                __builtin_prefetch(from + (r + PANEL_ROWS) * stride + 4 * w, 0, 2); /* the next panel's */
+            }
             transpose(square);
             memcpy(to + w, square, sizeof square);
         }
