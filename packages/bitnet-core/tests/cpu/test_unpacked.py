@@ -1,4 +1,4 @@
-"""A first short step with one sequence multiplies ternary matrices as their mapped file has them; later ones, packed."""
+"""With one sequence, a first short step multiplies ternary matrices as their mapped file has them."""
 
 from __future__ import annotations
 
@@ -18,6 +18,7 @@ from bitnet.core.cpu import native
 from bitnet.core.cpu.backend import BACKEND
 from bitnet.core.cpu.device import CpuDevice, CpuExecutable
 from bitnet.core.cpu.lowering import UNPACKED_TOKENS
+from bitnet.core.engine import warm
 from bitnet.core.errors import ModelFileError
 from bitnet.core.gguf.ternary import pack_ternary
 from bitnet.core.hal import (
@@ -142,8 +143,13 @@ def test_a_long_first_step_packs_before(device: CpuDevice, rng: np.random.Genera
 
 @pytest.mark.parametrize("level", LEVELS)
 def test_tokens_are_those_of_packed_layers(
-    level: str, library: ctypes.CDLL, tmp_path: Path, rng: np.random.Generator
+    level: str,
+    library: ctypes.CDLL,
+    tmp_path: Path,
+    rng: np.random.Generator,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    monkeypatch.setattr(warm, "PAUSE", 60)  # nothing is packed between two requests
     make_model(tmp_path / "m.gguf", replace(PRESETS["small"], ffn=640), seed=int(rng.integers(1000)))
     prompt = rng.integers(5, 500, int(rng.integers(2, 40))).tolist()
     answers = []
@@ -160,7 +166,22 @@ def test_tokens_are_those_of_packed_layers(
     assert answers[0] == answers[1]
 
 
-def test_a_file_that_changes_before_it_is_packed_is_an_error(tmp_path: Path) -> None:
+def test_an_idle_model_packs_its_weights(tmp_path: Path) -> None:
+    make_model(tmp_path / "m.gguf", PRESETS["small"])
+    with load_model(tmp_path / "m.gguf", device="cpu", max_seqs=1, context=128) as model:
+        (warm_up,) = model._warm_ups
+        assert warm_up.wait(60)
+        executable = model._replicas[0].executable
+        assert isinstance(executable, CpuExecutable)
+        assert not executable._lowered.layers_wait
+        assert not executable._lowered.head_waits
+        tokens = model.generate([5, 6, 7], max_tokens=9, ignore_eos=True).tokens
+    with load_model(tmp_path / "m.gguf", device="cpu", max_seqs=2, context=128) as model:
+        assert model.generate([5, 6, 7], max_tokens=9, ignore_eos=True).tokens == tokens
+
+
+def test_a_file_that_changes_before_it_is_packed_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(warm, "PAUSE", 60)
     path = tmp_path / "m.gguf"
     make_model(path, PRESETS["small"])
     with load_model(path, device="cpu", max_seqs=1, context=128) as model:

@@ -136,6 +136,7 @@ class Model(FileBacked):
 
         After :func:`~bitnet.core.load_model`, GPUs are warmed up in the background while no request runs: kernels are
         compiled and recorded for each step size. Otherwise the first step of each size would have to wait for that.
+        On a CPU with ``max_seqs=1``, weights are packed that the second step would pack.
         """
         ends = None if timeout is None else time.monotonic() + timeout
         return all(w.wait(None if ends is None else max(0.0, ends - time.monotonic())) for w in self._warm_ups)

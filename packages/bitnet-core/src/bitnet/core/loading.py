@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from itertools import islice
 from os import PathLike
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -345,13 +346,16 @@ def _make(
     warm_ups = []
     for replica, engine in zip(replicas, engines, strict=True):
         executable, info = replica.executable, replica.device.info
-        if PREPARES not in info.features or info.type not in _GPUS:
+        steps = engine.usual_steps()
+        if info.backend == "cpu" and options.max_seqs == 1:
+            steps = islice(steps, 1)  # packs weights that would else be packed after the first token
+        elif PREPARES not in info.features or info.type not in _GPUS:
             continue
-        if options.max_seqs > 1:  # a caller with one generation at a time need not wait for larger steps
+        elif options.max_seqs > 1:  # a caller with one generation at a time need not wait for larger steps
             with registry.computing(info)():
                 prepare_stand_ins(executable, engine.stand_ins(), engine.device)
         if system.THREADS:
-            warm_ups.append(WarmUp(executable, engine.usual_steps(), lambda: worker.busy, engine.device))
+            warm_ups.append(WarmUp(executable, steps, lambda: worker.busy, engine.device))
     return Model(file, worker, replicas, warm_ups, deterministic=options.deterministic)
 
 

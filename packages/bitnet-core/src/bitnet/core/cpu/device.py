@@ -144,9 +144,14 @@ class CpuExecutable(CheckedExecutable):
         self._turns = count
         return passes
 
+    def on_prepare(self, step: Step, count: int, stands_in: bool) -> None:
+        """Pack what the second step would pack."""
+        self._ran = self._sampled = True
+        self._words(step, count)
+
     def _words(self, step: Step, count: int) -> npt.NDArray[np.int32]:
-        """The step's words; those of the first step that samples ask for all logits if the compact head waits. Packs what
-        the step needs packed."""
+        """The step's words; those of the first step that samples ask for all logits if the compact head waits. Packs
+        what the step needs packed."""
         words: npt.NDArray[np.int32] = step.data
         if self._lowered.layers_wait and (self._ran or count > 1 or words[HeaderWord.TOKENS] > UNPACKED_TOKENS):
             self._lowered.pack_layers()

@@ -59,8 +59,8 @@ PANELS = 192
 PACKED_AT_A_TIME = 1 << 24
 """Weights of a matrix that are decoded and packed at a time, where its file allows it: 4 MB of codes."""
 UNPACKED_TOKENS = 48
-"""Maximum tokens of a step that packs matrices while it multiplies: no level then packs a panel for more than one item of
-work (``ITEM_TOKENS`` in ``kernels/cpu/tile_layout.h``), or would look products up (``LOOK_SPAN``) that pay."""
+"""Maximum tokens of a step that packs matrices while it multiplies: no level then packs a panel for more than one item
+of work (``ITEM_TOKENS`` in ``kernels/cpu/tile_layout.h``)."""
 
 
 def padded(n: int) -> int:
@@ -294,8 +294,8 @@ class LoweredProgram:
             weight = weights[name]
             assert isinstance(weight, TernaryWeight)
             codes, scales = packed[name]
-            where = arena.take(codes), arena.take(scales) if scales else None
-            self._ternary[name] = self._pack(name, weight, *where, wait=waits and name in multiplied)
+            places = arena.take(codes), arena.take(scales) if scales else None
+            self._ternary[name] = self._pack(name, weight, *places, wait=waits and name in multiplied)
         transposed = {op.weight for op in self._source.ops if isinstance(op, CausalConv)}
         for name, matrix in dense.items():
             where = arena.take(copied[name]) if name in copied else None
@@ -427,8 +427,8 @@ class LoweredProgram:
 
     @property
     def layers_wait(self) -> bool:
-        """Whether :meth:`pack_layers` is still to be called before a step of more than ``UNPACKED_TOKENS``, and should be
-        before the second step."""
+        """Whether :meth:`pack_layers` is still to be called before a step of more than ``UNPACKED_TOKENS``, and should
+        be before the second step."""
         return bool(self._waiting)
 
     def pack_layers(self) -> None:

@@ -37,8 +37,8 @@ from bitnet.core.hal import (
 
 
 class PackedMatrix(NamedTuple):
-    """A repacked ternary matrix, as ``TernaryPart``: address of the codes, of the scales if several, rows, scale, and the
-    address of its rows in its file if it is still to be packed.
+    """A repacked ternary matrix, as ``TernaryPart``: address of the codes, of the scales if several, rows, scale, and
+    the address of its rows in its file if it is still to be packed.
 
     Matrices of several experts stand one after the other; the rows are those of one."""
 

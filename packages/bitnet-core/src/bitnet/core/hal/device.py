@@ -171,7 +171,8 @@ class Executable(Protocol):
     def prepare(self, step: Step, count: int = 1, stands_in: bool = False) -> None:
         """Prepare for a run of such a step, so that nothing is compiled or recorded then. Computes nothing.
 
-        Saves time on devices with :data:`~bitnet.core.hal.PREPARES`; does nothing on others.
+        Saves time on devices with :data:`~bitnet.core.hal.PREPARES`, and packs weights that wait on the CPU; does
+        nothing on others.
 
         Args:
             stands_in: Whether what is prepared also serves smaller steps until their own sizes are prepared.
