@@ -13,12 +13,11 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from bitnet.core import load_model
+from bitnet.core import load_model, loading
 from bitnet.core.cpu import native
 from bitnet.core.cpu.backend import BACKEND
 from bitnet.core.cpu.device import CpuDevice, CpuExecutable
 from bitnet.core.cpu.lowering import UNPACKED_TOKENS
-from bitnet.core.engine import warm
 from bitnet.core.errors import ModelFileError
 from bitnet.core.gguf.ternary import pack_ternary
 from bitnet.core.hal import (
@@ -149,7 +148,7 @@ def test_tokens_are_those_of_packed_layers(
     rng: np.random.Generator,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(warm, "PAUSE", 60)  # nothing is packed between two requests
+    monkeypatch.setattr(loading, "IDLE", 60)  # nothing is packed between two requests
     make_model(tmp_path / "m.gguf", replace(PRESETS["small"], ffn=640), seed=int(rng.integers(1000)))
     prompt = rng.integers(5, 500, int(rng.integers(2, 40))).tolist()
     answers = []
@@ -181,7 +180,7 @@ def test_an_idle_model_packs_its_weights(tmp_path: Path) -> None:
 
 
 def test_a_file_that_changes_before_it_is_packed_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(warm, "PAUSE", 60)
+    monkeypatch.setattr(loading, "IDLE", 60)
     path = tmp_path / "m.gguf"
     make_model(path, PRESETS["small"])
     with load_model(path, device="cpu", max_seqs=1, context=128) as model:

@@ -17,7 +17,7 @@ from bitnet.core.embedder import Embedder
 from bitnet.core.engine import Engine
 from bitnet.core.engine.options import integer, truth
 from bitnet.core.engine.setup import context_for, open_engine
-from bitnet.core.engine.warm import WarmUp, prepare_stand_ins
+from bitnet.core.engine.warm import PAUSE, WarmUp, prepare_stand_ins
 from bitnet.core.engine.worker import Worker
 from bitnet.core.errors import BitNetError, InvalidInputError, UnsupportedProgramError, brief
 from bitnet.core.hal import PREPARES, Device, DeviceType, Executable
@@ -346,18 +346,21 @@ def _make(
     warm_ups = []
     for replica, engine in zip(replicas, engines, strict=True):
         executable, info = replica.executable, replica.device.info
-        steps = engine.usual_steps()
+        steps, pause = engine.usual_steps(), PAUSE
         if info.backend == "cpu" and options.max_seqs == 1:
-            steps = islice(steps, 1)  # packs weights that would else be packed after the first token
+            steps, pause = islice(steps, 1), IDLE  # packs weights that would else be packed after the first token
         elif PREPARES not in info.features or info.type not in _GPUS:
             continue
         elif options.max_seqs > 1:  # a caller with one generation at a time need not wait for larger steps
             with registry.computing(info)():
                 prepare_stand_ins(executable, engine.stand_ins(), engine.device)
         if system.THREADS:
-            warm_ups.append(WarmUp(executable, steps, lambda: worker.busy, engine.device))
+            warm_ups.append(WarmUp(executable, steps, lambda: worker.busy, engine.device, pause=pause))
     return Model(file, worker, replicas, warm_ups, deterministic=options.deterministic)
 
 
+IDLE = 1.0
+"""Seconds until a model on the CPU, for one sequence, packs weights while no request runs: the first request of a
+command comes sooner, even on a busy machine, and that of a person later."""
 _GPUS = (DeviceType.DISCRETE, DeviceType.INTEGRATED)
 """Device types that are warmed up in the background. Emulated devices are not: warming up would use all CPU cores."""

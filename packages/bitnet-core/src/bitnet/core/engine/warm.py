@@ -143,10 +143,20 @@ class WarmUp:
     Args:
         busy: Returns whether any request runs or waits.
         name: The device's name, for logs.
+        pause: Seconds until the first step is prepared.
     """
 
-    def __init__(self, executable: Executable, steps: Iterator[Step], busy: Callable[[], bool], name: str) -> None:
+    def __init__(
+        self,
+        executable: Executable,
+        steps: Iterator[Step],
+        busy: Callable[[], bool],
+        name: str,
+        *,
+        pause: float = PAUSE,
+    ) -> None:
         self._executable, self._steps, self._busy, self._name = executable, steps, busy, name
+        self._first = pause
         self._closing, self._done = threading.Event(), threading.Event()
         self.ready = False
         """Whether all steps are prepared."""
@@ -165,7 +175,7 @@ class WarmUp:
 
     def _work(self) -> None:
         try:
-            self._closing.wait(PAUSE)
+            self._closing.wait(self._first)
             patience = PATIENCE
             for step in self._steps:
                 begun = time.monotonic()
