@@ -121,10 +121,11 @@ class Products:
 
 @pytest.mark.parametrize("tokens", [1, 2, 7, 22, UNPACKED_TOKENS])
 def test_products_are_exact_before_and_after_packing(device: CpuDevice, rng: np.random.Generator, tokens: int) -> None:
-    for _ in range(4):
-        rows = [int(n) for n in rng.integers(1, 400, int(rng.integers(1, 4)))]
+    shapes = [(rng.integers(1, 400, rng.integers(1, 4)).tolist(), int(rng.integers(1, 12))) for _ in range(3)]
+    shapes.append(([16 * int(rng.integers(1, 20))], 3))  # whole tiles, and a strip that is not whole squares of words
+    for rows, blocks in shapes:
         rows[-1] += -sum(rows) % 4
-        products = Products(device, rng, rows, 128 * int(rng.integers(1, 12)))
+        products = Products(device, rng, rows, 128 * blocks)
         assert products.waits
         products.check(rng, tokens)
         assert products.waits, rows

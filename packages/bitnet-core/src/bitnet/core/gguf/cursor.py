@@ -173,25 +173,25 @@ class Cursor:
         raw = self.data[self.at : end]
         if len(raw) < 8:
             return []
-        numbers = np.ndarray((len(raw) - 7,), "<u8", raw, strides=(1,))
-        heads = np.flatnonzero(numbers < 256)[:most]
-        ends = heads + 8 + numbers[heads].astype(np.int64)
+        text = np.frombuffer(raw, np.uint8).copy()
+        zero = text == 0
+        two = zero[:-1] & zero[1:]
+        four = two[:-2] & two[2:]
+        heads = np.flatnonzero((four[:-3] & four[3:])[1:])[:most]  # seven zeros follow
+        ends = heads + 8 + text[heads]
         follows = np.concatenate(([0], ends[:-1])) == heads
         follows &= ends <= len(raw)
         if not len(follows) or not follows[0]:
             return []
         heads = heads[: len(heads) if follows.all() else int(follows.argmin())]
         size = int(ends[len(heads) - 1])
-        text = np.frombuffer(raw, np.uint8, size).copy()
-        kept = np.ones(size, np.bool_)
-        for i in range(1, 8):  # of each length field one NUL remains, as separator
-            kept[heads + i] = False
-        text[heads] = 0
-        try:
-            found: list[str] = text[kept].tobytes().decode().split("\0")[1:]
-        except UnicodeDecodeError:
+        text, zero = text[:size], zero[:size]
+        text[heads], zero[heads] = 0, False  # of each length field one NUL remains, as separator
+        if np.count_nonzero(zero) != 7 * len(heads):  # some strings contain NULs
             return []
-        if len(found) != len(heads):  # some strings contain NULs
+        try:
+            found: list[str] = text[~zero].tobytes().decode().split("\0")[1:]
+        except UnicodeDecodeError:
             return []
         self.at += size
         return found
