@@ -27,8 +27,8 @@ import sys
 import pytest
 from bitnet.core.cpu.lowering import LoweredProgram
 plain = LoweredProgram._pack
-def pack(self, *given):
-    packed = plain(self, *given)
+def pack(self, *given, wait):
+    packed = plain(self, *given, wait=wait)
     return packed._replace(rows=packed.rows + 64)
 LoweredProgram._pack = pack
 sys.exit(pytest.main(sys.argv[1:]))

@@ -1,4 +1,7 @@
-"""The structures of ``kernels/cpu/program.h``, field by field, for ctypes."""
+"""The structures of ``kernels/cpu/program.h``, field by field, for ctypes.
+
+Long, because it mirrors that whole file.
+"""
 
 from __future__ import annotations
 
