@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from typing import Any
 
 import pytest
@@ -61,3 +62,32 @@ def test_the_help_imports_click_and_modules_of_commands_alone(python: Any, argum
 def python_imports(python: Any, code: str) -> set[str]:
     """What a library imports by itself is not ours to spare."""
     return imported(python, code)[1]
+
+
+FIRST = """
+import sys
+from bitnet.core.cli import main, run
+run.expect_template = lambda: sys.exit("late" if "numpy" in sys.modules else "early")
+main(["run", "Hi"])
+"""
+
+
+def test_the_process_of_templates_starts_before_slow_imports(python: Any) -> None:
+    assert python(FIRST, check=False).err.splitlines()[-1] == "early"
+
+
+THREADS = """
+import os
+from bitnet.core.cli import main
+main(["--version"])
+import numpy
+print(len(os.listdir("/proc/self/task")), os.environ["OPENBLAS_NUM_THREADS"])
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="the system lists no threads of a process")
+def test_numpy_starts_no_threads_in_a_command(python: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("OPENBLAS_NUM_THREADS", raising=False)
+    assert python(THREADS).out.splitlines()[-1] == "1 1"
+    monkeypatch.setenv("OPENBLAS_NUM_THREADS", "3")
+    assert python(THREADS).out.splitlines()[-1].split()[1] == "3"
