@@ -78,16 +78,34 @@ def test_the_process_of_templates_starts_before_slow_imports(python: Any) -> Non
 
 THREADS = """
 import os
-from bitnet.core.cli import main
-main(["--version"])
+from bitnet.core import cli
+{before}
+cli.main(["--version", *{arguments!r}])
 import numpy
-print(len(os.listdir("/proc/self/task")), os.environ["OPENBLAS_NUM_THREADS"])
+print(len(os.listdir("/proc/self/task")), os.environ.get("OPENBLAS_NUM_THREADS"))
 """
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="the system lists no threads of a process")
 def test_numpy_starts_no_threads_in_a_command(python: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("OPENBLAS_NUM_THREADS", raising=False)
-    assert python(THREADS).out.splitlines()[-1] == "1 1"
+    command = THREADS.format(before="", arguments=[])
+    assert python(command).out.splitlines()[-1] == "1 1"
     monkeypatch.setenv("OPENBLAS_NUM_THREADS", "3")
-    assert python(THREADS).out.splitlines()[-1].split()[1] == "3"
+    assert python(command).out.splitlines()[-1].split()[1] == "3"
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="the system lists no threads of a process")
+@pytest.mark.parametrize(
+    ("before", "arguments"),
+    [
+        ("", ["--device=CPU:numpy"]),
+        ("os.environ['BITNET_DEVICE'] = 'cpu:numpy'", []),
+        ("cli.NATIVE /= 'absent'", []),
+    ],
+)
+def test_numpy_keeps_its_threads_where_it_is_the_device(
+    python: Any, monkeypatch: pytest.MonkeyPatch, before: str, arguments: list[str]
+) -> None:
+    monkeypatch.delenv("OPENBLAS_NUM_THREADS", raising=False)
+    assert python(THREADS.format(before=before, arguments=arguments)).out.splitlines()[-1].split()[1] == "None"

@@ -10,18 +10,20 @@ import sys
 import traceback
 from collections.abc import Sequence
 from contextlib import suppress
+from pathlib import Path
 from typing import TextIO
 
 import click
 from click.shell_completion import shell_complete
 
+import bitnet.core.cpu
 from bitnet.core.cli.app import cli
 from bitnet.core.cli.completion import COMPLETE_VAR
 from bitnet.core.cli.console import note
 from bitnet.core.cli.signals import Ended, unwinding
 from bitnet.core.cpu.guard import guard_model_files
 from bitnet.core.errors import BitNetError
-from bitnet.core.support import foreign_output
+from bitnet.core.support import env, foreign_output
 from bitnet.core.support.foreign import indented
 
 __all__ = ["main"]
@@ -29,6 +31,8 @@ __all__ = ["main"]
 
 INTERRUPTED = 130
 OUTPUT_CLOSED = 141
+NATIVE = Path(bitnet.core.cpu.__path__[0], "_native")
+"""Folder of the native library, if the package was built with one."""
 NO_THREAD = "can't start new thread"
 """How Python's RuntimeError says it."""
 
@@ -38,21 +42,24 @@ def main(args: Sequence[str] | None = None) -> int:
     """Run the command line; returns the exit status, explained in ``bitnet --help``."""
     _open_closed_streams()
     _use_utf8()
-    _spare_numpy_threads()
+    arguments = list(sys.argv[1:] if args is None else args)
+    _spare_numpy_threads(arguments)
     guard_model_files()
-    status = _run(list(sys.argv[1:] if args is None else args))
+    status = _run(arguments)
     for stream in (sys.stdout, sys.stderr):
         _drop_unwritable(stream)
     return status
 
 
-def _spare_numpy_threads() -> None:
-    """Keep numpy's OpenBLAS from starting threads when it is imported, unless the user wants them.
+def _spare_numpy_threads(arguments: Sequence[str]) -> None:
+    """Keep numpy's OpenBLAS from starting threads when it is imported, unless the user wants them or numpy computes the
+    model: ``cpu:numpy`` is asked for, or there is no native library.
 
-    They spin before they sleep, on processors that are busy loading a model, and nothing here multiplies large matrices
-    with numpy.
+    They spin before they sleep, on processors that are busy loading a model.
     """
-    os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
+    asked = (argument.lower() for argument in (*arguments, env.text("BITNET_DEVICE")))
+    if any(NATIVE.glob("*")) and not any("cpu:numpy" in argument for argument in asked):
+        os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
 
 def _drop_unwritable(stream: TextIO) -> None:
