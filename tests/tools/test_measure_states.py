@@ -69,7 +69,7 @@ def test_stochastic_rounding_has_the_right_mean() -> None:
     value = np.full((1, D_V, D_K), 1 + 0.3 * 2.0**-10, np.float32)
     rounded = measure_states.stochastic_f16(1)(value)
     assert set(np.unique(rounded)) == {1.0, 1 + 2.0**-10}
-    assert abs((rounded - 1).mean() / 2.0**-10 - 0.3) < 0.05  # ten standard errors are 0.1
+    assert abs((rounded - 1).mean() / 2.0**-10 - 0.3) < 0.05  # fourteen standard errors
 
 
 def test_codes_of_activations_are_absmax() -> None:

@@ -2,38 +2,21 @@
 
 from __future__ import annotations
 
-import ctypes
-from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pytest
 
-from bitnet.core.cpu import native
-from bitnet.core.cpu.backend import BACKEND
 from bitnet.core.cpu.device import CpuDevice
 from bitnet.core.gguf import GGMLType
 from bitnet.core.gguf.blocks import FORMATS, code_places, encode_blocks
 from bitnet.core.gguf.types import BLOCKS
 from bitnet.core.hal import CodeBlocks, DenseMatmul, Embed, Limits, Op, SequenceStep, Transform
 from bitnet.core.testing import oracle_recurrent
-from bitnet.core.testing.arenas import GuardedProgram
 from bitnet.core.testing.rig import Rig, dense, random_ternary, tensor, ternary
 
-LEVELS = [name for name in native.LEVELS if name in native.levels(native.library().handle)]
 TYPES = [dtype for dtype in FORMATS if code_places(dtype) is not None]
-
-
-@pytest.fixture(params=LEVELS)
-def device(request: pytest.FixtureRequest, library: ctypes.CDLL) -> Iterator[CpuDevice]:
-    class Guarded(CpuDevice):
-        lowered = GuardedProgram
-
-    info = BACKEND.probe().devices[0]
-    opened = Guarded(info, library, level=request.param, threads=2)
-    yield opened
-    opened.close()
 
 
 @pytest.fixture

@@ -5,7 +5,6 @@ from __future__ import annotations
 import ctypes
 import mmap
 import os
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -35,23 +34,12 @@ from bitnet.core.hal import (
     TernaryWeight,
     run,
 )
-from bitnet.core.testing.arenas import GuardedProgram
 from bitnet.core.testing.rig import dense, random_ternary, tensor
 from make_random_model import make_model
 from random_shapes import PRESETS
 
 LEVELS = [name for name in native.LEVELS if name in native.levels(native.library().handle)]
 TOKENS = 80
-
-
-@pytest.fixture(params=LEVELS)
-def device(request: pytest.FixtureRequest, library: ctypes.CDLL) -> Iterator[CpuDevice]:
-    class Guarded(CpuDevice):
-        lowered = GuardedProgram
-
-    opened = Guarded(BACKEND.probe().devices[0], library, level=request.param, threads=2)
-    yield opened
-    opened.close()
 
 
 @pytest.fixture

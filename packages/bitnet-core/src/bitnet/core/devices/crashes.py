@@ -19,8 +19,8 @@ from bitnet.core.support.files import lock
 
 _FOLDER, _BETWEEN = "running", "@"
 _NEW = "" if sys.platform == "win32" else "."
-"""How the name of a marker begins until it is locked: others would think that its process has ended. Windows renames no
-open file."""
+"""Prefix of a marker's name until it is locked: without it, other processes would take the marker for a dead process's.
+Empty on Windows, which cannot rename an open file."""
 
 
 @contextlib.contextmanager

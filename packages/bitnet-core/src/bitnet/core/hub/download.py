@@ -162,8 +162,8 @@ def _check_hash(listing: Listing, file: RemoteFile, path: Path) -> None:
 def _check_room(folder: Path, files: Sequence[RemoteFile]) -> None:
     blobs = {blob: file.size for file in files if (blob := _blob(folder, file)) is not None}
     # The unfinished file first: where another process has just given it its name, the blob is there.
-    left = [(blob, max(0, total - length(incomplete(blob)))) for blob, total in blobs.items()]
-    needed = sum(size for blob, size in left if not blob.exists())
+    left = {blob: max(0, total - length(incomplete(blob))) for blob, total in blobs.items()}
+    needed = sum(missing for blob, missing in left.items() if not blob.exists())
     if needed > free_space(folder):
         raise _no_room(folder, needed)
 
@@ -194,7 +194,7 @@ def _link(blob: Path, pointer: Path) -> None:
 def _name_commit(folder: Path, commit: str) -> None:
     ref = folder / "refs" / BRANCH
     ref.parent.mkdir(parents=True, exist_ok=True)
-    with replacing(ref) as file:  # in one step: for who reads half a commit, the model is not in the cache
+    with replacing(ref) as file:  # a reader of half a commit would not find the model in the cache
         file.write(commit.encode("ascii"))
 
 

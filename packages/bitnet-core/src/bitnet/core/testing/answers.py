@@ -23,8 +23,8 @@ TIES = 0.05
 FURTHER = 20
 """How many further questions of each kind are asked if more answers part.
 
-Where 8 of 600 part by chance, more than that share of 10 to 30 answers does once in 130 to 17 times; of these and the
-200 further ones together, at most once in 25,000 times.
+With 8 of 600 parting, a sample of 10 to 30 answers exceeds :data:`TIES` by chance once in 130 to 17 times. Together
+with the 200 further ones, it does so at most once in 25,000 times.
 """
 
 
